@@ -1,0 +1,129 @@
+"""``kvhearth emulator``: runs one emulated engine. Parses flags and prints one line; the work is in `emulator`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvhearth.engine.ports import OffloadMode
+from kvhearth.errors import UserError
+from kvhearth.store.address import parse_address
+from kvhearth.units import format_bytes, parse_bytes
+
+API_KEY_VARIABLE = "KVHEARTH_EMULATOR_API_KEY"
+STORE_PASSWORD_VARIABLE = "KVHEARTH_STORE_PASSWORD"  # noqa: S105 - a variable's name
+
+app = typer.Typer(help="A vLLM-compatible engine without GPU or weights.", no_args_is_help=True)
+
+
+@app.callback()
+def emulator() -> None:
+    """A vLLM-compatible engine without GPU or weights."""
+
+
+@app.command()
+def serve(
+    *,
+    model: Annotated[str, typer.Option(help="A model of the catalog, or the path of a config.json.")],
+    gpu: Annotated[str, typer.Option(help="A GPU of the catalog.")] = "h100-sxm",
+    listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:8001",
+    port: Annotated[int | None, typer.Option(help="Short for --listen 127.0.0.1:PORT.")] = None,
+    served_model_name: Annotated[str, typer.Option(help="What clients call the model; by default as --model.")] = "",
+    engine_id: Annotated[str, typer.Option(help="The label `engine` of its metrics.")] = "0",
+    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs of the engine.")] = 1,
+    block_size: Annotated[int, typer.Option(help="Tokens a KV block.")] = 16,
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(help="KV blocks in HBM, instead of what its memory gives.")
+    ] = None,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of HBM for weights and KV.")] = 0.92,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests running at once.")] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens a step.")] = 8192,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt plus output; by default 131072, or what HBM holds.")
+    ] = None,
+    offload_mode: Annotated[OffloadMode, typer.Option(help="Where KV goes when it leaves HBM.")] = OffloadMode.NONE,
+    dram_size: Annotated[
+        str, typer.Option("--dram-size", "--dram-bytes", help="DRAM tier, of modelled KV, such as 64GiB.")
+    ] = "64GiB",
+    blocks_per_chunk: Annotated[int, typer.Option(help="KV blocks moved and stored as one unit.")] = 1,
+    store: Annotated[
+        str | None,
+        typer.Option(help=f"Mode shared: host:port or unix:/path; {STORE_PASSWORD_VARIABLE} for its password."),
+    ] = None,
+    store_bytes_scale: Annotated[int, typer.Option(help="One real byte goes to the store for so many of KV.")] = 1024,
+    store_link: Annotated[str, typer.Option(help="The link to the store that is modelled.")] = "ethernet-100g",
+    store_deadline_seconds: Annotated[float, typer.Option(help="For each call of the store, of the wall clock.")] = 1.0,
+    time_scale: Annotated[float, typer.Option(help="Emulated seconds in one second of the wall clock.")] = 1.0,
+    stream_interval: Annotated[int, typer.Option(help="Tokens a streamed piece, after the first token.")] = 1,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help=f"File with the API key that clients must send; or set {API_KEY_VARIABLE}.")
+    ] = None,
+) -> None:
+    """Serve an emulated engine until SIGTERM or SIGINT.
+
+    Times are those of the cost model, by a clock that runs --time-scale times as fast as the wall's.
+
+    Example: kvhearth emulator serve --model llama-3.1-8b --gpu h100 --port 8001 --num-gpu-blocks-override 4000
+    """
+    from kvhearth.emulator.config import EmulatorConfig
+    from kvhearth.emulator.serve import Emulator
+
+    address = parse_address(listen if port is None else f"127.0.0.1:{port}", where="listen")
+    if address.is_unix:
+        raise UserError(f"{listen} is a socket file", where="listen", remedy="write host:port")
+    config = EmulatorConfig(
+        model=model,
+        gpu=gpu,
+        host=address.host,
+        port=address.port,
+        served_model_name=served_model_name,
+        engine_id=engine_id,
+        tensor_parallel_size=tensor_parallel_size,
+        block_size=block_size,
+        num_gpu_blocks_override=num_gpu_blocks_override,
+        gpu_memory_utilization=gpu_memory_utilization,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        offload_mode=offload_mode,
+        dram_bytes=parse_bytes(dram_size, where="dram_size"),
+        blocks_per_chunk=blocks_per_chunk,
+        store=store,
+        store_password=os.environ.get(STORE_PASSWORD_VARIABLE) or None,
+        store_bytes_scale=store_bytes_scale,
+        store_link=store_link,
+        store_deadline_seconds=store_deadline_seconds,
+        time_scale=time_scale,
+        stream_interval=stream_interval,
+        api_key=read_api_key(api_key_file),
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    engine = Emulator(config)
+    shape = engine.shape
+
+    def ready() -> None:
+        kv = format_bytes(shape.engine.num_blocks * shape.cost.kv_bytes_per_token * block_size)
+        typer.echo(
+            f"emulator ready on {engine.url}, {shape.limits.name} on {gpu}, {kv} for KV, "
+            f"offload {offload_mode.value}, time scale {time_scale:g}"
+        )
+
+    engine.run(ready)
+
+
+def read_api_key(file: Path | None) -> str | None:
+    """The key in ``file``, else in the environment, else None.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if file is None:
+        return os.environ.get(API_KEY_VARIABLE) or None
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read it ({error})", where=f"API key file {file}", remedy="name a text file") from None

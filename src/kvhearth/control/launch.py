@@ -1,0 +1,113 @@
+"""From a Stack to command lines: which children a local stack has, with their flags and addresses. Starts nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvhearth.control.child import START_SECONDS, ChildSpec
+from kvhearth.stack import DEFAULT_GPU_MEMORY_UTILIZATION, Engine, Stack, Store
+from kvhearth.stack.fields import Address, parse_address
+
+STORE, ENGINES, ROUTER = 0, 1, 2
+"""Stages: the store serves before engines look for it, engines before the router sends them anything."""
+
+_FAULTED_BYTES_PER_SECOND = 2**29
+"""A store takes all its memory before it serves; a slow, busy machine manages this much."""
+
+_NO_KEY_OF_ITS_OWN = {"KVHEARTH_EMULATOR_API_KEY": ""}
+"""The router asks clients for the key; a second one, from a variable set for another engine, would shut it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddresses:
+    """Where the store listens: its unix socket's path, ``host:port`` of its metrics and, if any, of its TCP port."""
+
+    socket: str
+    metrics: str
+    tcp: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where everything listens as ``host:port``, all ports chosen; engines by name."""
+
+    router: str
+    engines: Mapping[str, str]
+    store: StoreAddresses | None
+
+
+def plan(stack: Stack, at: Addresses) -> list[ChildSpec]:
+    """The children of a stack, in the order in which people think of them: store, engines, router."""
+    children = [_engine(engine, at) for engine in stack.engines()]
+    children.append(_router(stack, at))
+    if stack.store is not None and at.store is not None:
+        children.insert(0, _store(stack.store, at.store))
+    return children
+
+
+def router_url(at: Addresses) -> str:
+    """Where this machine reaches the router, also when it listens at every address."""
+    host, port = parse_address(at.router)
+    anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    return f"http://{Address(anywhere.get(host, host), port)}"
+
+
+def _store(store: Store, at: StoreAddresses) -> ChildSpec:
+    flags = ["--unix", at.socket, "--metrics-listen", at.metrics, "--capacity", str(store.size)]
+    if at.tcp is not None:
+        flags += ["--listen", at.tcp]
+    patience = START_SECONDS + store.size / _FAULTED_BYTES_PER_SECOND
+    argv = _verb("store", "serve", *flags)
+    return ChildSpec("store", argv, f"http://{at.metrics}/health", STORE, start_seconds=patience)
+
+
+def _engine(engine: Engine, at: Addresses) -> ChildSpec:
+    pool, listen = engine.pool, at.engines[engine.name]
+    flags: dict[str, object] = {
+        "--listen": listen,
+        "--model": pool.model,
+        "--served-model-name": pool.served_model_name or pool.model,
+        "--engine-id": engine.name,
+        "--gpu": pool.gpu,
+        "--tensor-parallel-size": pool.tensor_parallel_size,
+        "--block-size": pool.block_size,
+        "--max-num-seqs": pool.max_num_seqs,
+        "--max-num-batched-tokens": pool.max_num_batched_tokens,
+        "--time-scale": pool.emulator.time_scale,
+        "--stream-interval": pool.emulator.stream_interval,
+        "--offload-mode": pool.offload.mode,
+    }
+    if pool.offload.mode != "none":
+        flags |= {"--dram-size": pool.offload.dram_size, "--blocks-per-chunk": pool.offload.blocks_per_chunk}
+    if pool.offload.mode == "shared" and at.store is not None:
+        flags |= {
+            "--store": f"unix:{at.store.socket}",
+            "--store-link": pool.emulator.store_link,
+            "--store-bytes-scale": pool.emulator.store_bytes_scale,
+        }
+    if pool.max_model_len is not None:
+        flags["--max-model-len"] = pool.max_model_len
+    if pool.num_gpu_blocks_override is not None:
+        flags["--num-gpu-blocks-override"] = pool.num_gpu_blocks_override
+    else:
+        flags["--gpu-memory-utilization"] = pool.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
+    argv = [str(part) for flag in flags.items() for part in flag]
+    return ChildSpec(
+        engine.name, _verb("emulator", "serve", *argv), f"http://{listen}/health", ENGINES, _NO_KEY_OF_ITS_OWN
+    )
+
+
+def _router(stack: Stack, at: Addresses) -> ChildSpec:
+    router = stack.router
+    flags = ["--listen", at.router, "--policy", router.policy, "--drain-seconds", str(router.drain_seconds)]
+    if router.api_key_file is not None:
+        flags += ["--api-key-file", router.api_key_file]
+    for name, listen in at.engines.items():
+        flags += ["--engine", f"{name}=http://{listen}"]
+    return ChildSpec("router", _verb("router", "serve", *flags), f"{router_url(at)}/health", ROUTER)
+
+
+def _verb(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "kvhearth", *words)

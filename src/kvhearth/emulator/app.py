@@ -1,0 +1,168 @@
+"""The HTTP surface of an emulated engine: which path answers what. No engine logic."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvhearth import __version__
+from kvhearth.emulator.exposition import Exposition
+from kvhearth.emulator.generate import GenerateEndpoint
+from kvhearth.emulator.loop import EngineLoop
+from kvhearth.emulator.protocol import (
+    ApiError,
+    ModelLimits,
+    parse_chat,
+    parse_completion,
+    parse_detokenize,
+    parse_tokenize,
+)
+from kvhearth.emulator.replies import read_body, send_json
+from kvhearth.engine.tokens import decode
+from kvhearth.metrics import Registry
+from kvhearth.metrics.registry import CONTENT_TYPE
+
+EMULATED_VLLM = "0.32.0"
+_OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/emulator/state"})
+
+
+def build_app(
+    loop: EngineLoop,
+    limits: ModelLimits,
+    registry: Registry,
+    exposition: Exposition,
+    *,
+    stream_interval: int,
+    api_key: str | None,
+) -> ASGIApp:
+    """The ASGI app of one engine."""
+    pages = _Pages(loop, limits, registry, exposition)
+    app = Starlette(
+        routes=[
+            Route(
+                "/v1/completions", GenerateEndpoint(loop, limits, parse_completion, stream_interval), methods=["POST"]
+            ),
+            Route(
+                "/v1/chat/completions", GenerateEndpoint(loop, limits, parse_chat, stream_interval), methods=["POST"]
+            ),
+            Route("/v1/models", pages.models),
+            Route("/v1/models/{model:path}", pages.one_model),
+            Route("/tokenize", pages.tokenize, methods=["POST"]),
+            Route("/detokenize", pages.detokenize, methods=["POST"]),
+            Route("/health", pages.health),
+            Route("/ping", pages.health, methods=["GET", "POST"]),
+            Route("/version", pages.version),
+            Route("/reset_prefix_cache", pages.reset_prefix_cache, methods=["POST"]),
+            Route("/metrics", pages.metrics),
+            Route("/emulator/state", pages.state),
+        ],
+        exception_handlers={ApiError: _refuse, 404: _not_found, 405: _not_allowed},
+    )
+    return app if api_key is None else BearerGate(app, api_key)
+
+
+class BearerGate:
+    """Lets only bearers of the key past, except to what is merely looked at by probes and scrapers.
+
+    vLLM's ``--api-key`` guards ``/v1`` alone; here what changes or costs something elsewhere is guarded too.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = b"Bearer " + api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                error = {"message": "Unauthorized", "type": "AuthenticationError", "param": None, "code": 401}
+                await send_json(send, 401, msgspec.json.encode({"error": error}), ((b"www-authenticate", b"Bearer"),))
+                return
+        await self._app(scope, receive, send)
+
+
+class _Pages:
+    """The plain endpoints."""
+
+    def __init__(self, loop: EngineLoop, limits: ModelLimits, registry: Registry, exposition: Exposition) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._registry = registry
+        self._exposition = exposition
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name != self._limits.name:
+            raise ApiError(f"The model `{name}` does not exist.", "model", 404, "NotFoundError")
+        return JSONResponse(self._card())
+
+    async def tokenize(self, request: Request) -> Response:
+        token_ids, with_strings = parse_tokenize(await self._body(request), self._limits)
+        strings = [decode([token_id]) for token_id in token_ids] if with_strings else None
+        return JSONResponse(
+            {
+                "count": len(token_ids),
+                "max_model_len": self._limits.max_model_len,
+                "tokens": token_ids,
+                "token_strs": strings,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        return JSONResponse({"prompt": decode(parse_detokenize(await self._body(request), self._limits))})
+
+    async def health(self, request: Request) -> Response:
+        return Response(status_code=200 if self._loop.dead is None else 503)
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": EMULATED_VLLM, "kvhearth": __version__})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        external = request.query_params.get("reset_external", "false").lower() in ("true", "1")
+        return JSONResponse({"success": self._loop.model.reset_prefix_cache(external)})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._registry.expose(), media_type=None, headers={"content-type": CONTENT_TYPE})
+
+    async def state(self, request: Request) -> Response:
+        return Response(json.dumps(self._exposition.state(), indent=1) + "\n", media_type="application/json")
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request.receive, self._limits.max_body_bytes)
+
+    def _card(self) -> dict[str, object]:
+        return {
+            "id": self._limits.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "kvhearth",
+            "root": self._limits.name,
+            "parent": None,
+            "max_model_len": self._limits.max_model_len,
+        }
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    refusal = error if isinstance(error, ApiError) else ApiError(str(error))
+    return JSONResponse(refusal.body, status_code=refusal.status)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return await _refuse(request, ApiError(f"Not Found: {request.url.path}", None, 404, "NotFoundError"))
+
+
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    message = f"Method Not Allowed: {request.method} {request.url.path}"
+    return await _refuse(request, ApiError(message, None, 405, "BadRequestError"))

@@ -1,0 +1,191 @@
+"""Runs one emulated engine: socket, event loop, HTTP server, store threads; from ready to clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from kvhearth.emulator.app import build_app
+from kvhearth.emulator.clock import EmulatedClock
+from kvhearth.emulator.config import EmulatorConfig, Shape, shape_of
+from kvhearth.emulator.exposition import Exposition, JobMetrics, RequestMetrics
+from kvhearth.emulator.loop import EngineLoop
+from kvhearth.emulator.store_io import StoreIo
+from kvhearth.emulator.transfers import EngineTransfers
+from kvhearth.engine import EngineModel
+from kvhearth.errors import UserError
+from kvhearth.metrics import Registry
+
+_BACKLOG = 2048
+_GRACE_SECONDS = 2
+
+
+class Emulator:
+    """An emulated engine with its HTTP server.
+
+    Construction checks everything and takes the port; `run` serves until `stop` (from any thread) or a signal.
+
+    Raises:
+        UserError: a setting that cannot work, or a port that is taken.
+    """
+
+    def __init__(self, config: EmulatorConfig) -> None:
+        self.config = config
+        self.shape = shape_of(config)
+        self._socket = _listen(config.host, config.port)
+        self._server: uvicorn.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Serve until told to stop. SIGINT and SIGTERM stop it when this is the main thread.
+
+        Args:
+            on_ready: called once requests are answered.
+        """
+        try:
+            uvloop.run(self._serve(on_ready))
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """End `run`: open streams get two seconds."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def _serve(self, on_ready: Callable[[], None] | None) -> None:
+        async with _engine(self.config, self.shape) as (app, loop):
+            settings = uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_graceful_shutdown=_GRACE_SECONDS + 1,
+            )
+            self._server = _Server(settings, loop, on_ready)
+            await self._server.serve(sockets=[self._socket])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, settings: uvicorn.Config, loop: EngineLoop, on_ready: Callable[[], None] | None) -> None:
+        super().__init__(settings)
+        self._loop = loop
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_ready is not None:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let open calls end, for a while; then end them."""
+        late = asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._loop.fail_all, "the server is shutting down")
+        await super().shutdown(sockets)
+        late.cancel()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM are an orderly end, of which nothing remains to be raised again; a second one hurries."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+@contextlib.asynccontextmanager
+async def _engine(config: EmulatorConfig, shape: Shape) -> AsyncIterator[tuple[ASGIApp, EngineLoop]]:
+    """The engine loop, running, and the app in front of it."""
+    clock = EmulatedClock(config.time_scale)
+    registry = Registry()
+    name = shape.limits.name
+    store = None
+    if config.store is not None:
+        store = StoreIo(
+            config.store,
+            config.store_password,
+            namespace=shape.namespace,
+            payload_bytes=shape.payload_bytes,
+            deadline_seconds=config.store_deadline_seconds,
+            now_ns=clock.now_ns,
+        )
+    transfers = EngineTransfers(
+        shape.links(config.store_link), store, JobMetrics(registry, name, config.engine_id).done
+    )
+    model = EngineModel(shape.engine, shape.cost)
+    loop = EngineLoop(model, transfers, clock, RequestMetrics(registry, name, config.engine_id))
+    exposition = Exposition(
+        loop,
+        transfers,
+        store,
+        model_name=name,
+        engine=config.engine_id,
+        store_bytes_scale=config.store_bytes_scale,
+    )
+    registry.collect_from(exposition.families)
+    running = asyncio.create_task(loop.run())
+    try:
+        app = build_app(
+            loop,
+            shape.limits,
+            registry,
+            exposition,
+            stream_interval=config.stream_interval,
+            api_key=config.api_key,
+        )
+        yield app, loop
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        if store is not None:
+            store.close()  # waits for a call under way, at most its deadline; nothing else is left to run
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise UserError(f"{host}: {error.strerror}", where="host", remedy="give an address of this machine") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(target)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"{host}:{port} is already in use",
+                where="port",
+                remedy="stop the process that has it or choose another",
+            ) from None
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror}", where="host", remedy="give an address of this machine"
+        ) from None
+    return sock

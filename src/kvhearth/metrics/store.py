@@ -1,0 +1,44 @@
+"""The store's metrics: the server's side and, with ``client`` in the name, the side of whoever calls it."""
+
+from __future__ import annotations
+
+from kvhearth.metrics.spec import Kind, Metric
+
+COMMANDS = Metric(
+    "kvhearth_store_commands",
+    Kind.COUNTER,
+    "",
+    "Commands answered, by name and status (ok, error).",
+    ("command", "status"),
+)
+RECEIVED = Metric("kvhearth_store_received_bytes", Kind.COUNTER, "bytes", "Bytes received from clients.")
+SENT = Metric("kvhearth_store_sent_bytes", Kind.COUNTER, "bytes", "Bytes sent to clients.")
+HITS = Metric("kvhearth_store_hits", Kind.COUNTER, "", "Keys of GET and MGET that were present.")
+MISSES = Metric("kvhearth_store_misses", Kind.COUNTER, "", "Keys of GET and MGET that were absent.")
+ITEMS = Metric("kvhearth_store_items", Kind.GAUGE, "", "Values held.")
+VALUES = Metric("kvhearth_store_value_bytes", Kind.GAUGE, "bytes", "Bytes of the values held.")
+USED = Metric("kvhearth_store_used_bytes", Kind.GAUGE, "bytes", "Pool memory in use, in whole pages, uploads included.")
+CAPACITY = Metric("kvhearth_store_capacity_bytes", Kind.GAUGE, "bytes", "Pool memory in all.")
+EVICTIONS = Metric("kvhearth_store_evictions", Kind.COUNTER, "", "Values dropped to make room.")
+REFUSED_UPLOADS = Metric(
+    "kvhearth_store_refused_uploads",
+    Kind.COUNTER,
+    "",
+    "SETs refused because memory was taken by uploads and sends in flight.",
+)
+CONNECTIONS = Metric("kvhearth_store_connections", Kind.GAUGE, "", "Clients connected.")
+CONNECTIONS_OPENED = Metric("kvhearth_store_connections_opened", Kind.COUNTER, "", "Clients accepted.")
+CONNECTIONS_REFUSED = Metric(
+    "kvhearth_store_connections_refused", Kind.COUNTER, "", "Clients turned away because there were too many."
+)
+CONNECTIONS_CUT = Metric(
+    "kvhearth_store_connections_cut", Kind.COUNTER, "", "Connections closed by the server, by reason.", ("reason",)
+)
+
+CLIENT_CALLS = Metric(
+    "kvhearth_store_client_calls",
+    Kind.COUNTER,
+    "",
+    "Keys and rows asked of the store by operation and outcome; outcomes other than ok are misses.",
+    ("operation", "outcome"),
+)

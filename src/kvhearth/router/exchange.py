@@ -1,0 +1,291 @@
+"""One request on its way through: which engine, which attempt, how far the response has come. Lives until its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kvhearth.router import replies
+from kvhearth.router.upstream import UpstreamConnection
+from kvhearth.routing.ports import RouteRequest
+
+if TYPE_CHECKING:
+    from kvhearth.router.client import ClientConnection, Request
+    from kvhearth.router.engines import Engine
+    from kvhearth.router.router import Router
+
+NEVER = float("inf")
+CLIENT_GONE = 499
+CUT = 0
+
+
+class Exchange:
+    """A request that an engine is to answer.
+
+    It ends exactly once: finished, answered with an error, cut, or cancelled because the client left. Until then it is
+    in ``router.exchanges`` and, while an attempt runs, in its engine's load.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_client",
+        "_connecting",
+        "_engine",
+        "_framed",
+        "_fresh_tried",
+        "_head",
+        "_head_sent",
+        "_pieces",
+        "_request",
+        "_rerouted",
+        "_route",
+        "_router",
+        "_stage",
+        "_started",
+        "_status",
+        "_upstream",
+        "_waiting_first_byte",
+        "deadline",
+        "keep_alive",
+    )
+
+    def __init__(self, router: Router, client: ClientConnection, request: Request, route: RouteRequest) -> None:
+        self._router = router
+        self._client = client
+        self._request = request
+        self._route = route
+        self._started = router.now()
+        self._engine: Engine | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._fresh_tried = False
+        self._rerouted = False
+        self._stage = "connect"
+        self._status = 0
+        self._head = b""
+        self._head_sent = False
+        self._chunked = False
+        self._framed = True
+        self._pieces: list[bytes] = []
+        self._waiting_first_byte = True
+        self.deadline = NEVER
+        self.keep_alive = request.keep_alive
+
+    def start(self, engine: Engine) -> None:
+        """Send the request to ``engine``; called again for a retry on another one."""
+        self._engine = engine
+        engine.requests_in_flight += 1
+        engine.tokens_in_flight += self._route.prompt_tokens
+        while engine.idle:
+            connection = engine.idle.pop()
+            if connection.usable:
+                self._send(connection)
+                return
+        self._connect(engine)
+
+    def _connect(self, engine: Engine) -> None:
+        self._stage = "connect"
+        self.deadline = self._router.now() + self._router.timeouts.connect_seconds
+        self._connecting = self._router.loop.create_task(self._open(engine))
+
+    async def _open(self, engine: Engine) -> None:
+        limits = self._router.limits
+        connection = UpstreamConnection(engine, limits.max_head_bytes, limits.max_idle_per_engine)
+        try:
+            await self._router.loop.create_connection(lambda: connection, engine.host, engine.port)
+        except asyncio.CancelledError:
+            connection.abort()  # it may have opened just now
+            raise
+        except (OSError, UnicodeError) as error:
+            self._connecting = None
+            if isinstance(error, ConnectionRefusedError):  # nobody listens; other errors may be of our own making
+                self._router.fleet.mark_down(engine, "connection refused", unreachable=True)
+            self.upstream_failed("connect_failed")
+            return
+        self._connecting = None
+        self._send(connection)
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        assert self._engine is not None  # noqa: S101 - set by start, for the type checker
+        self._upstream = connection
+        self._stage = "first_byte"
+        self.deadline = self._router.now() + self._router.timeouts.first_byte_seconds
+        connection.send(self, self._request.head_for(self._engine.host_header), self._request.body)
+        if self._client.write_paused:
+            connection.pause_reading()
+
+    # From the upstream connection
+
+    def on_head(self, status: int, reason: bytes, lines: bytes, length: bytes | None, *, has_body: bool) -> None:
+        """The response's head is there; the next `flush` writes it."""
+        assert self._engine is not None  # noqa: S101
+        framing = b""
+        if length is not None:
+            framing = b"content-length: %b\r\n" % length
+        elif has_body and not self._request.http10:
+            self._chunked = True
+            framing = b"transfer-encoding: chunked\r\n"
+        elif has_body:
+            self._framed = False
+            self.keep_alive = False
+        connection = b""
+        if self._router.draining or not self.keep_alive:
+            self.keep_alive = False
+            connection = b"connection: close\r\n"
+        elif self._request.http10:
+            connection = b"connection: keep-alive\r\n"
+        self._status = status
+        self._head = b"HTTP/1.1 %d %b\r\n%bserver: %b\r\nx-kvhearth-engine: %b\r\n%b%b\r\n" % (
+            status,
+            reason,
+            lines,
+            replies.SERVER,
+            self._engine.name.encode(),
+            framing,
+            connection,
+        )
+        self._stage = "idle"
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the response's body; written by the next `flush`."""
+        self._pieces.append(data)
+
+    def flush(self, *, complete: bool) -> None:
+        """Write to the client what has arrived, in one piece, and end the exchange when the response is complete."""
+        pieces = self._pieces
+        now = self._router.now()
+        out = self._head
+        if out:
+            self._head = b""
+            self._head_sent = True
+            self._router.drop_body(self._request)
+        if pieces:
+            if self._waiting_first_byte:
+                self._waiting_first_byte = False
+                self._router.instruments.first_byte(self._route.model, now - self._started)
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            out += b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body
+        if complete:
+            if self._chunked:
+                out += b"0\r\n\r\n"
+            self._client.write(out)
+            self._finish(now)
+            return
+        self.deadline = now + self._router.timeouts.idle_seconds
+        self._client.write(out)
+
+    def upstream_failed(self, reason: str, *, stale: bool = False) -> None:
+        """The attempt is lost. Try again if no byte has reached the client, else cut the client's connection.
+
+        Args:
+            reason: label of the failure metric.
+            stale: the connection had been used before and was closed without a single byte of response.
+        """
+        engine = self._engine
+        assert engine is not None  # noqa: S101
+        self._upstream = None
+        if stale and not self._fresh_tried:
+            self._fresh_tried = True
+            self._router.instruments.retried("stale_connection")
+            self._connect(engine)
+            return
+        self._unload()
+        self._router.instruments.upstream_failed(engine.name, reason)
+        if self._head_sent:
+            self._end(CUT, engine.name)
+            self._client.cut(framed=self._framed)
+            return
+        self._head = b""
+        self._chunked = False
+        self.keep_alive = self._request.keep_alive
+        if reason != "first_byte_timeout" and not self._rerouted:
+            self._rerouted = True
+            other = self._router.pick(self._route, excluding=engine)
+            if other is not None:
+                self._router.instruments.retried("other_engine")
+                self.start(other)
+                return
+        self._answer(_failure(reason, engine.name))
+
+    # From the client connection and the router
+
+    def client_gone(self) -> None:
+        """The client left: stop the engine's work on this at once."""
+        self._router.instruments.client_disconnects += 1
+        self._drop_attempt()
+        self._end(CLIENT_GONE, self._engine.name if self._engine else "")
+
+    def pause(self) -> None:
+        """The client does not keep up: stop reading from the engine."""
+        if self._upstream is not None:
+            self._upstream.pause_reading()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self._upstream is not None:
+            self._upstream.resume_reading()
+
+    def expired(self) -> None:
+        """The deadline of the present stage has passed."""
+        reason = f"{self._stage}_timeout"
+        if self._stage == "idle" and self._client.write_paused:
+            reason = "client_stalled"
+        self._detach()
+        self.upstream_failed(reason)
+
+    def cut(self) -> None:
+        """The router stops and cannot wait: drop both sides."""
+        self._drop_attempt()
+        self._end(CUT, self._engine.name if self._engine else "")
+        self._client.cut(framed=self._framed)
+
+    def _finish(self, now: float) -> None:
+        upstream, engine = self._upstream, self._engine
+        assert upstream is not None and engine is not None  # noqa: S101, PT018
+        self._upstream = None
+        upstream.release(now)
+        self._unload()
+        self._router.instruments.finished(self._route.model, now - self._started)
+        self._end(self._status, engine.name)
+        self._client.exchange_done(keep_alive=self.keep_alive and not self._router.draining)
+
+    def _answer(self, reply: replies.Reply) -> None:
+        self._router.instruments.refused(reply.code)
+        self._end(reply.status, "")
+        self._client.answer(reply, self._request)
+        self._client.exchange_done(keep_alive=self.keep_alive)
+
+    def _end(self, status: int, engine: str) -> None:
+        self.deadline = NEVER
+        self._router.drop_body(self._request)
+        self._router.ended(self)
+        self._router.instruments.answered(self._route.model, engine, status)
+
+    def _drop_attempt(self) -> None:
+        self._detach()
+        self._unload()
+
+    def _detach(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+
+    def _unload(self) -> None:
+        engine = self._engine
+        if engine is not None:
+            engine.requests_in_flight -= 1
+            engine.tokens_in_flight -= self._route.prompt_tokens
+
+
+def _failure(reason: str, engine: str) -> replies.Reply:
+    if reason in {"connect_failed", "connect_timeout"}:
+        return replies.error(
+            503, f"engine {engine} cannot be reached and no other serves this model", reason, retry_after_seconds=1
+        )
+    if reason == "first_byte_timeout":
+        return replies.error(504, f"engine {engine} did not begin to answer in time", reason)
+    return replies.error(502, f"engine {engine} closed the connection or broke HTTP before its response", reason)

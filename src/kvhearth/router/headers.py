@@ -1,0 +1,60 @@
+"""Which header lines a proxy passes on (RFC 9110, section 7.6.1), and how a message's head is collected."""
+
+from __future__ import annotations
+
+# Hop-by-hop fields, and those that each side writes anew: framing, Host, Server, Expect.
+_NOT_FORWARDED = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"server",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-kvhearth-engine",
+    }
+)
+
+
+class HeaderLines:
+    """The header lines of one message: those to forward, in order and spelt as they came, and those to act on."""
+
+    __slots__ = ("kept", "names", "taken")
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self.kept: list[bytes] = []
+        self.taken: dict[bytes, bytes] = {}
+
+    def add(self, name: bytes, value: bytes) -> None:
+        """Take one line. A field that is not forwarded and comes twice is joined with a comma (RFC 9110, 5.3)."""
+        lower = name.lower()
+        if lower in _NOT_FORWARDED:
+            before = self.taken.get(lower)
+            self.taken[lower] = value if before is None else before + b", " + value
+            return
+        self.names.append(lower)
+        self.kept.append(b"%b: %b\r\n" % (name, value))
+
+    def first(self, lower: bytes) -> bytes | None:
+        """Value of the first forwarded line of that name."""
+        if lower not in self.names:
+            return None
+        line = self.kept[self.names.index(lower)]
+        return line[len(lower) + 2 : -2]
+
+    def forwarded(self) -> bytes:
+        """The lines to forward, without those that ``Connection`` names as meant for this hop only."""
+        connection = self.taken.get(b"connection")
+        if connection is None:
+            return b"".join(self.kept)
+        hop = {token.strip() for token in connection.lower().split(b",")}
+        return b"".join(line for name, line in zip(self.names, self.kept, strict=True) if name not in hop)

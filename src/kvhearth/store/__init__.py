@@ -1,0 +1,1 @@
+"""The shared KV store: a RESP server over preallocated DRAM (`server`), and its client (`client`)."""

@@ -1,0 +1,72 @@
+"""Impossible configurations are refused with field, value and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvhearth.errors import UserError
+from kvhearth.router.config import HealthChecks, Limits, RouterConfig, Timeouts, parse_engine_url, parse_listen
+from kvhearth.routing.policies.prefix import PrefixSettings
+
+ENGINE = ("e0", "http://127.0.0.1:8001")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engines": []}, "engines: no engine given; name at least one"),
+        ({"engines": [ENGINE, ENGINE]}, "engines: 'e0' is there twice"),
+        ({"engines": [("a b", ENGINE[1])]}, "engines: 'a b' cannot name an engine"),
+        ({"engines": [("a\r\nX: y", ENGINE[1])]}, "cannot name an engine"),
+        ({"engines": [("e", "https://h:1")]}, "engine e: 'https://h:1' is not an http URL"),
+        ({"engines": [("e", "127.0.0.1:1")]}, "engine e: "),
+        ({"engines": [("e", "http://h:99999")]}, "engine e: 'http://h:99999' is not a URL"),
+        ({"engines": [("e", "http://h:1/v1")]}, "has more than host and port; use http://host:port"),
+        ({"policy": "magic"}, "policy: unknown policy 'magic'; use one of least-loaded, prefix, round-robin"),
+        ({"listen_port": 70000}, "listen: port 70000 does not exist"),
+        ({"limits": Limits(max_body_bytes=0)}, "limits.max_body_bytes: 0 is not positive"),
+        ({"timeouts": Timeouts(idle_seconds=-1)}, "timeouts.idle_seconds: -1 is not positive"),
+        ({"health": HealthChecks(interval_seconds=0)}, "health.interval_seconds: 0 is not positive"),
+        ({"api_key": ""}, "api_key: the key is empty"),
+        ({"api_key": "a\nb"}, "api_key: "),
+    ],
+)
+def test_bad_values_are_named(options, said):
+    with pytest.raises(UserError) as caught:
+        RouterConfig(**{"engines": [ENGINE], **options})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
+def test_listening_beyond_loopback_wants_a_key(host):
+    with pytest.raises(UserError, match="no API key; set KVHEARTH_ROUTER_API_KEY"):
+        RouterConfig(engines=[ENGINE], listen_host=host)
+    RouterConfig(engines=[ENGINE], listen_host=host, api_key="k")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.5.5.5", "::1", "localhost"])
+def test_loopback_wants_none(host):
+    RouterConfig(engines=[ENGINE], listen_host=host)
+
+
+def test_the_key_is_not_shown():
+    assert "sk-secret" not in repr(RouterConfig(engines=[ENGINE], api_key="sk-secret"))
+
+
+def test_addresses():
+    assert parse_listen("127.0.0.1:8000") == ("127.0.0.1", 8000)
+    assert parse_listen("[::1]:0") == ("::1", 0)
+    for bad in ("8000", "host:", ":80", "host:http", "h:-1"):
+        with pytest.raises(UserError, match="listen: "):
+            parse_listen(bad)
+    assert parse_engine_url("http://h", where="e") == ("h", 80)
+    assert parse_engine_url("http://[::1]:9/", where="e") == ("::1", 9)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"max_pieces": 0}, {"load_factor": 0.5}, {"load_slack_tokens": -1}, {"min_share": 2}]
+)
+def test_prefix_settings_out_of_range_are_named(setting):
+    [name] = setting
+    with pytest.raises(UserError, match=f"policy prefix, {name}"):
+        PrefixSettings(**setting)

@@ -1,0 +1,102 @@
+"""How engines are found to be up, down, slow or strange."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvhearth.router.config import HealthChecks
+from kvhearth.router.engines import Fleet
+from kvhearth.router.probe import Probe
+
+CHECKS = HealthChecks(interval_seconds=1000, deadline_seconds=0.2, failures_to_down=3, models_every=2)
+
+
+class Watched:
+    """One engine, its probe, and what the policy was told."""
+
+    def __init__(self, lab, engine, checks: HealthChecks = CHECKS) -> None:
+        self.lab = lab
+        self.gone: list[str] = []
+        self.fleet = Fleet([("e0", engine.url)], self.gone.append)
+        self.engine = self.fleet.engines[0]
+        self.probe = Probe(self.engine, self.fleet, checks, None)
+
+    def check(self) -> bool:
+        self.lab.engines_loop.run(self.probe.check())
+        return self.engine.healthy
+
+
+def test_an_engine_is_up_once_it_answers_and_its_models_are_known(lab):
+    watched = Watched(lab, lab.engine("a", "b"))
+    assert watched.fleet.serving("a") is None
+    assert not watched.fleet.fully_known()
+    assert watched.check()
+    assert watched.fleet.serving("a") == [watched.engine]
+    assert watched.fleet.models() == ["a", "b"] or set(watched.fleet.models()) == {"a", "b"}
+    assert watched.fleet.fully_known()
+
+
+def test_an_engine_that_is_not_ready_is_down_but_keeps_its_cache(lab):
+    engine = lab.engine()
+    watched = Watched(lab, engine)
+    assert watched.check()
+    engine.health_status = 503
+    assert not watched.check()
+    assert watched.fleet.serving("m") == []
+    assert watched.gone == []
+
+
+def test_an_engine_that_is_gone_is_down_at_once_and_its_cache_with_it(lab):
+    engine = lab.engine()
+    watched = Watched(lab, engine)
+    assert watched.check()
+    engine.die()
+    assert not watched.check()
+    assert watched.gone == ["e0"]
+    engine.start()
+    assert watched.check()
+
+
+def test_one_late_answer_is_forgiven_and_three_in_a_row_are_not(lab):
+    engine = lab.engine()
+    watched = Watched(lab, engine)
+    assert watched.check()
+    engine.health_delay_seconds = 0.5
+    assert watched.check()
+    assert watched.check()
+    engine.health_delay_seconds = 0
+    assert watched.check()
+    engine.health_delay_seconds = 0.5
+    assert [watched.check() for _ in range(3)] == [True, True, False]
+    assert watched.gone == ["e0"]
+
+
+def test_models_that_come_and_go_are_noticed(lab):
+    engine = lab.engine("base")
+    watched = Watched(lab, engine)
+    assert watched.check()
+    engine.models = ("base", "adapter")
+    for _ in range(2):
+        watched.check()
+    assert watched.fleet.serving("adapter") == [watched.engine]
+
+
+@pytest.mark.parametrize("page", [b"", b"{}", b'{"data": [{"id": 5}]}', b'{"data": 3}', b"[]", b"\xff"])
+def test_a_page_that_is_not_a_list_of_models_leaves_the_engine_down(lab, page, monkeypatch):
+    watched = Watched(lab, lab.engine())
+    real = watched.probe._get
+
+    async def get(path: bytes) -> bytes:
+        return page if path == b"/v1/models" else await real(path)
+
+    monkeypatch.setattr(watched.probe, "_get", get)
+    assert not watched.check()
+
+
+def test_the_cards_of_models_are_kept_as_they_are(lab):
+    engine = lab.engine("a")
+    router = lab.router(engine)
+    status, _, body = router.wire().get("/v1/models")
+    assert (status, json.loads(body)["data"]) == (200, [{"id": "a"}])

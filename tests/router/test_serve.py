@@ -1,0 +1,62 @@
+"""``kvhearth router serve`` as a process: ready line, clean stop, bad input."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kvhearth.cli.router import app, read_api_key
+from kvhearth.errors import UserError
+
+COMMAND = [sys.executable, "-c", "from kvhearth.cli.router import app; app()", "serve"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_when_it_is_ready_serves_and_stops_cleanly(lab, number):
+    engine = lab.engine()
+    arguments = ["--listen", "127.0.0.1:0", "--engine", f"mine={engine.url}", "--policy", "least-loaded"]
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            found = re.fullmatch(
+                r"router ready on http://127\.0\.0\.1:(\d+), policy least-loaded, 1 engine\(s\)\n", line
+            )
+            assert found, line
+            from_lab = type(lab.router(engine).wire())
+            wire = from_lab(int(found[1]))
+            wire.prompt()
+            status, lines, _ = wire.response()
+            assert (status, dict(lines)["x-kvhearth-engine"]) == (200, "mine")
+            process.send_signal(number)
+            assert process.wait(10) == 0
+            assert wire.rest() == b""
+            wire.close()
+        finally:
+            process.kill()
+
+
+def test_bad_input_is_a_user_error():
+    for arguments, said in (
+        (["--engine", "nonsense"], "engine nonsense"),
+        (["--engine", "http://h:1", "--listen", "0.0.0.0:1"], "no API key"),
+        (["--engine", "http://h:1", "--policy", "magic"], "magic"),
+    ):
+        with pytest.raises(UserError, match=said):
+            app(["serve", *arguments], standalone_mode=False)
+
+
+def test_the_key_comes_from_the_file_or_else_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setitem(os.environ, "KVHEARTH_ROUTER_API_KEY", "from-environment")
+    assert read_api_key(None) == "from-environment"
+    file = tmp_path / "key"
+    file.write_text("from-file\n")
+    assert read_api_key(file) == "from-file"
+    monkeypatch.delitem(os.environ, "KVHEARTH_ROUTER_API_KEY")
+    assert read_api_key(None) is None
+    with pytest.raises(UserError, match="cannot read it"):
+        read_api_key(tmp_path / "missing")

@@ -1,0 +1,63 @@
+"""Settings that cannot work are refused at the border, by name."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvhearth.errors import UserError
+from kvhearth.store.client import StoreClient
+from kvhearth.store.config import StoreConfig
+from kvhearth.store.header import Header
+from kvhearth.store.server import StoreServer
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"listen": None}, "listen: nowhere to listen"),
+        (
+            {"listen": "0.0.0.0:1"},
+            "listen: 0.0.0.0:1 can be reached from other machines and there is no password; set KV",
+        ),
+        ({"listen": "[::]:1"}, "can be reached from other machines"),
+        ({"listen": "unix:/s"}, "listen: unix:/s is not a TCP address"),
+        ({"listen": "bad"}, "listen: 'bad' is not an address"),
+        ({"metrics_listen": "0.0.0.0:1", "password": "p"}, "metrics_listen: 0.0.0.0:1 is not a loopback address"),
+        ({"password": ""}, "password: the password is empty"),
+        ({"capacity_bytes": MIB - 1}, "capacity: 1048575 bytes is too little; give at least 1MiB"),
+        ({"max_value_bytes": 5 * MIB}, "max_value: 5242880 bytes do not fit a store of 8 MiB; give at most"),
+        ({"max_value_bytes": -1}, "max_value: -1"),
+        ({"max_connections": 0}, "max_connections: 0 is too few; give at least 1"),
+        ({"max_items": -1}, "max_items: -1 is too few"),
+        ({"idle_timeout_seconds": 0}, "idle_timeout_seconds: 0 is out of range"),
+        ({"stall_timeout_seconds": float("nan")}, "stall_timeout_seconds: nan is out of range"),
+    ],
+)
+def test_what_cannot_work_is_named(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError) as refused:
+        StoreConfig(**{"capacity_bytes": 8 * MIB, **settings})
+    assert str(refused.value).startswith(complaint) or complaint in str(refused.value)
+
+
+def test_beyond_loopback_with_a_password_is_fine() -> None:
+    StoreConfig(capacity_bytes=8 * MIB, listen="0.0.0.0:1", password="p")
+
+
+def test_the_password_is_never_shown() -> None:
+    assert "hush" not in repr(StoreConfig(capacity_bytes=8 * MIB, unix=Path("/s"), password="hush"))
+
+
+def test_room_in_values_is_what_a_real_server_holds() -> None:
+    config = StoreConfig(capacity_bytes=2**20, listen="127.0.0.1:0", max_items=100_000)
+    row = b"x" * 3000
+    with StoreServer(config) as server, closing(StoreClient(server.address)) as client:
+        for number in range(2 * config.values_held(len(row))):
+            assert client.put(b"key-%d" % number, Header(), row).stored
+        held = server.table.stats().items
+    assert held == config.values_held(len(row))
