@@ -57,3 +57,14 @@ def test_a_busy_port_is_named() -> None:
 def test_what_cannot_work_is_refused_in_one_line(flags: list[str], names: str) -> None:
     message = refusal(*flags)
     assert names in " ".join(message.split())
+
+
+def test_a_store_that_nobody_serves_is_refused_unless_it_may_be_down() -> None:
+    flags = [*BASE, "--listen", "127.0.0.1:0", "--offload-mode", "shared", "--store", "127.0.0.1:9"]
+    message = " ".join(refusal(*flags).split())
+    assert "store: no answer from 127.0.0.1:9 (unreachable); start it with `kvhearth store serve`" in message
+    with run(*flags, "--store-may-be-down") as process:
+        try:
+            assert process.stdout.readline().startswith("emulator ready on http://")
+        finally:
+            process.kill()

@@ -108,14 +108,15 @@ class _Shown:
 
     def on_restart(self, time_scale: float, lag_seconds: float) -> None:
         self._bar.update(self._task, completed=(self._modes - 1) * self._requests)
-        console.warn(f"lagged {lag_seconds:.2f} emulated seconds behind: again at time scale {time_scale:.2f}")
+        console.warn(f"lagged {lag_seconds:.3f} emulated seconds behind: again at time scale {time_scale:.2f}")
 
 
 def _footnotes(measured: dict[str, Measured]) -> None:
-    clocks = ", ".join(
-        f"{mode} {run.time_scale:.1f}× (lag p99 {run.lag_seconds:.3f} s)" for mode, run in measured.items()
+    clocks = ", ".join(f"{mode} {run.time_scale:.1f}× (lag {run.lag_seconds:.3f} s)" for mode, run in measured.items())
+    console.out.print(
+        f"[dim]Clock: {clocks}. All times are emulated seconds; lag is how late tokens came, on average.[/]",
+        soft_wrap=True,
     )
-    console.out.print(f"[dim]Clock: {clocks}. All times are emulated seconds.[/]", soft_wrap=True)
     faults = [served for run in measured.values() for served in run.served if served.error is not None]
     for served in faults[:_MOST_ERRORS_SHOWN]:
         console.warn(f"{served.user}, turn {served.turn}: {served.error}")

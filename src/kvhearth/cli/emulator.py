@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,13 @@ import typer
 from kvhearth.engine.ports import OffloadMode
 from kvhearth.errors import UserError
 from kvhearth.store.address import parse_address
+from kvhearth.store.client import StoreClient
 from kvhearth.units import format_bytes, parse_bytes
 
 API_KEY_VARIABLE = "KVHEARTH_EMULATOR_API_KEY"
 STORE_PASSWORD_VARIABLE = "KVHEARTH_STORE_PASSWORD"  # noqa: S105 - a variable's name
+
+_STORE_CHECK_SECONDS = 2.0
 
 app = typer.Typer(help="A vLLM-compatible engine without GPU or weights.", no_args_is_help=True)
 
@@ -54,6 +58,9 @@ def serve(
         str | None,
         typer.Option(help=f"Mode shared: host:port or unix:/path; {STORE_PASSWORD_VARIABLE} for its password."),
     ] = None,
+    store_may_be_down: Annotated[
+        bool, typer.Option("--store-may-be-down", help="Start although the store does not answer; miss until it does.")
+    ] = False,
     store_bytes_scale: Annotated[int, typer.Option(help="One real byte goes to the store for so many of KV.")] = 1024,
     store_link: Annotated[str, typer.Option(help="The link to the store that is modelled.")] = "ethernet-100g",
     store_deadline_seconds: Annotated[float, typer.Option(help="For each call of the store, of the wall clock.")] = 1.0,
@@ -101,6 +108,8 @@ def serve(
         stream_interval=stream_interval,
         api_key=read_api_key(api_key_file),
     )
+    if config.store is not None and not store_may_be_down:
+        check_store(config.store, config.store_password)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     engine = Emulator(config)
     shape = engine.shape
@@ -113,6 +122,20 @@ def serve(
         )
 
     engine.run(ready)
+
+
+def check_store(address: str, password: str | None) -> None:
+    """Raises:
+    UserError: nobody answers at the store's address, or not to this password.
+    """
+    with closing(StoreClient(address, timeout_seconds=_STORE_CHECK_SECONDS, password=password)) as client:
+        reason = client.ping()
+    if reason is not None:
+        raise UserError(
+            f"no answer from {address} ({reason.value})",
+            where="store",
+            remedy="start it with `kvhearth store serve`, or give --store-may-be-down to do without it till then",
+        )
 
 
 def read_api_key(file: Path | None) -> str | None:

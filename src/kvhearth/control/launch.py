@@ -94,6 +94,8 @@ def _engine(engine: Engine, at: Addresses) -> ChildSpec:
     else:
         flags["--gpu-memory-utilization"] = pool.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
     argv = [str(part) for flag in flags.items() for part in flag]
+    if "--store" in flags:
+        argv.append("--store-may-be-down")  # an engine that is restarted serves on while the store is restarted too
     return ChildSpec(
         engine.name, _verb("emulator", "serve", *argv), f"http://{listen}/health", ENGINES, _NO_KEY_OF_ITS_OWN
     )

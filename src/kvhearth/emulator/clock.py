@@ -57,12 +57,14 @@ class Lag:
     """How late steps were handed out, in emulated ns: sum and maximum of all, 99th percentile of the latest 4096."""
 
     def __init__(self) -> None:
+        self.steps = 0
         self.total_ns = 0
         self.max_ns = 0
         self._window: deque[int] = deque(maxlen=_WINDOW)
 
     def add(self, lag_ns: int) -> None:
         """Record one step."""
+        self.steps += 1
         self.total_ns += lag_ns
         self.max_ns = max(self.max_ns, lag_ns)
         self._window.append(lag_ns)

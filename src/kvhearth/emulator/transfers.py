@@ -1,6 +1,7 @@
 """The engine's transfers by the emulated clock: modelled times, and behind them the real store when there is one.
 
-A job is done at its modelled time, or when the store has really answered if that is later; the difference is store lag.
+A job is done at its modelled time, or when the store has really answered if that is later; the difference is store lag,
+and read lag where requests wait for it (lookups and fetches).
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class EngineTransfers:
 
     def __init__(self, links: ModelledLinks, store: StoreIo | None, on_job: Callable[[Job, int], None]) -> None:
         self.store_lag_ns = 0
+        self.store_read_lag_ns = 0
         self._links = links
         self._store = store
         self._on_job = on_job
@@ -141,6 +143,8 @@ class EngineTransfers:
         for end_ns, waiting in over:
             job = waiting.job
             self.store_lag_ns += end_ns - waiting.modelled_ns
+            if job.kind is JobKind.FETCH:
+                self.store_read_lag_ns += end_ns - waiting.modelled_ns
             keys_ok = len(job.keys) if waiting.reply is None else waiting.reply.count
             self._on_job(job, waiting.modelled_ns - self._started.pop(job.job_id))
             self._done.append(JobDone(job.job_id, keys_ok))
@@ -151,4 +155,5 @@ class EngineTransfers:
             if end_ns is not None and end_ns <= now_ns:
                 del self._lookups[request_id]
                 self.store_lag_ns += end_ns - lookup.modelled_ns
+                self.store_read_lag_ns += end_ns - lookup.modelled_ns
                 self._found[request_id] = (lookup.keys, lookup.reply.count)

@@ -21,6 +21,8 @@ from kvhearth.planner.workload import User, Workload
 
 _CONNECTIONS = 1024
 _READ_BYTES = 1 << 16
+_LEAD_SECONDS = 1.0
+"""A prompt's text is made so long before it is due: not all at once at the start, and not when it should be sent."""
 
 
 @dataclass(slots=True)
@@ -31,9 +33,9 @@ class LoadRun:
     send_lags_seconds: list[float] = field(default_factory=list)
 
     @property
-    def send_lag_p99_seconds(self) -> float:
-        """99th percentile of the generator's lag; 0 when nothing was sent."""
-        return float(np.percentile(self.send_lags_seconds, 99)) if self.send_lags_seconds else 0.0
+    def send_lag_seconds(self) -> float:
+        """Mean of the generator's lag; 0 when nothing was sent."""
+        return float(np.mean(self.send_lags_seconds)) if self.send_lags_seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +93,22 @@ class _Player:
     def _now_ns(self) -> int:
         return int((time.monotonic() - self._begun) * self._config.time_scale * 1e9)
 
+    async def _until(self, due_ns: int, lead_seconds: float = 0.0) -> None:
+        """Wait for an emulated time, or for the wall clock to be so many seconds before it."""
+        wall_seconds = (due_ns - self._now_ns()) / 1e9 / self._config.time_scale - lead_seconds
+        if wall_seconds > 0:
+            await asyncio.sleep(wall_seconds)
+
     async def play(self, user: User) -> None:
         conversation, due_ns, broken = "", user.start_ns, False
         for index, turn in enumerate(user.turns):
             if broken and turn.continues:
                 continue
             due_ns += turn.delay_ns
+            await self._until(due_ns, _LEAD_SECONDS)
             added = "".join(segment.text() for segment in turn.segments)
             prompt = conversation + added if turn.continues else added
-            await asyncio.sleep(max(0, due_ns - self._now_ns()) / 1e9 / self._config.time_scale)
+            await self._until(due_ns)
             self._run.send_lags_seconds.append((self._now_ns() - due_ns) / 1e9)
             served, text = await self._request(user.name, index, due_ns, prompt, turn.output_tokens)
             self._run.served.append(served)
