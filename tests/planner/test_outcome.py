@@ -13,6 +13,15 @@ def served(due: float, first: float, end: float, prompt: int = 100, out: int = 1
     return Served("u", 0, int(due * S), int(first * S), int(end * S), prompt, out, "engine-0", error)
 
 
+def test_rates_leave_out_the_last_of_the_requests_served() -> None:
+    steady = [served(0, 1, 10 + i / 100) for i in range(95)]
+    stragglers = [served(0, 1, 100 + i) for i in range(5)]
+    outcome = summarise([*stragglers, *steady], [], Slo(ttft_seconds=1, tpot_seconds=99))
+    assert outcome.throughput_tokens_per_second == pytest.approx(95 * 111 / 10.94)
+    assert outcome.goodput_requests_per_second == pytest.approx(95 / 10.94)
+    assert outcome.makespan_seconds == 104
+
+
 def test_throughput_is_whole_requests_over_the_time_from_first_due_to_last_end() -> None:
     outcome = summarise([served(1, 2, 3), served(2, 3, 6), served(2, 2, 9, error="cut")], [], Slo())
     assert outcome.requests == 3

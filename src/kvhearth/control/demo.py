@@ -48,7 +48,7 @@ class Scenario:
     """
 
     hbm_blocks: int = 1536
-    dram_bytes: int = 6 << 30
+    dram_bytes: int = 5 << 30
     store_kv_bytes: int = 512 << 30
     store_bytes_scale: int = 2048
     blocks_per_chunk: int = 4

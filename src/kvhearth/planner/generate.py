@@ -72,17 +72,16 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
     "multi-tenant": (
         "40 tenants with a 2k-token system prompt each, users in conversations, concurrency rising until HBM is full",
         Recipe(
-            users=200,
-            turns=3,
-            question=Length(600, 0.5, 100, 2000),
+            users=80,
+            turns=7,
+            question=Length(350, 0.5, 100, 2000),
             answer=Length(130, 0.7, 30, 600),
             tenants=40,
             common_tokens=256,
             system_tokens=1792,
             conversation=True,
             think_seconds=1.0,
-            ramp_seconds=15.0,
-            slo=Slo(ttft_seconds=5.0),
+            ramp_seconds=10.0,
         ),
     ),
     "chat": (

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvhearth.engine.ports import Counters
 from kvhearth.planner.workload import Slo
+
+STEADY_SHARE = 0.95
+"""Rates leave out the requests that are served last: when users have left one by one, how long the very last one takes
+says little about the engines, and differs most from run to run."""
 
 SOURCES = ("hbm", "dram", "store", "compute")
 
@@ -30,10 +35,12 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Figures of one run. Times in emulated seconds, throughput over prompt plus generated tokens of whole requests.
+    """Figures of one run. Times in emulated seconds.
 
-    ``goodput_requests_per_second`` counts requests inside the workload's `Slo`. ``reprefills_avoided`` and the token
-    sources are the engines' own counts (`engine.ports.Counters`), summed.
+    ``throughput_tokens_per_second`` is prompt plus generated tokens completed in a second, over the time until
+    `STEADY_SHARE` of the requests are served. ``goodput_requests_per_second`` counts, over the same time, requests
+    inside the workload's `Slo`. ``reprefills_avoided`` and the token sources are the engines' own counts
+    (`engine.ports.Counters`) over the whole run, summed.
     """
 
     requests: int
@@ -57,21 +64,23 @@ class Outcome:
 def summarise(served: Sequence[Served], counters: Iterable[Counters], slo: Slo) -> Outcome:
     """Fold the clients' view and the engines' counts into one `Outcome`.
 
-    Time runs from the first request due to the last one finished; TTFT from when a request was due, so that a client
-    that sends late cannot flatter the engine.
+    Time runs from the first request due; TTFT from when a request was due, so that a client that sends late cannot
+    flatter the engine.
     """
-    whole = [s for s in served if s.error is None]
+    whole = sorted((s for s in served if s.error is None), key=lambda s: s.finished_ns)
+    steady = whole[: ceil(STEADY_SHARE * len(whole))]
     total = total_counters(counters)
     begin = min((s.due_ns for s in served), default=0)
-    makespan = (max((s.finished_ns for s in whole), default=begin) - begin) / 1e9
+    makespan = (whole[-1].finished_ns - begin) / 1e9 if whole else 0.0
+    steady_seconds = (steady[-1].finished_ns - begin) / 1e9 if steady else 0.0
     ttft = np.array([(s.first_token_ns - s.due_ns) / 1e9 for s in whole]) if whole else np.zeros(1)
-    good = sum(1 for s in whole if within(s, slo))
-    tokens = sum(s.prompt_tokens + s.output_tokens for s in whole)
+    good = sum(1 for s in steady if within(s, slo))
+    tokens = sum(s.prompt_tokens + s.output_tokens for s in steady)
     return Outcome(
         requests=len(served),
         errors=len(served) - len(whole),
-        throughput_tokens_per_second=tokens / makespan if makespan else 0.0,
-        goodput_requests_per_second=good / makespan if makespan else 0.0,
+        throughput_tokens_per_second=tokens / steady_seconds if steady_seconds else 0.0,
+        goodput_requests_per_second=good / steady_seconds if steady_seconds else 0.0,
         ttft_p50_seconds=float(np.percentile(ttft, 50)),
         ttft_p99_seconds=float(np.percentile(ttft, 99)),
         preemptions=total.preemptions,
