@@ -78,7 +78,11 @@ def test_first_time_scale_is_held_back_by_the_cores() -> None:
 
 def test_verdict_rests_on_what_was_measured() -> None:
     workload = small_workload()
-    predicted = predictions(workload)
-    flat = {mode: Measured(predicted["none"].outcome, [], 1.0, 0.0) for mode in MODES}
-    assert compare(workload, {}, flat, predicted, None).verdict.mode == "none"
-    assert compare(workload, {}, {}, predicted, None).verdict.mode != "none"
+    run = simulate(workload, cluster_of(SMALL.stack("none")))
+    rising = {
+        mode: run._replace(outcome=replace(run.outcome, throughput_tokens_per_second=100.0 * (1 + i)))
+        for i, mode in enumerate(MODES)
+    }
+    flat = {mode: Measured(run.outcome, [], 1.0, 0.0) for mode in MODES}
+    assert compare(workload, {}, flat, rising, None).verdict.mode == "none"
+    assert compare(workload, {}, {}, rising, None).verdict.mode == "shared"
