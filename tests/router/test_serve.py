@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import sys
 
 import pytest
 
-from kvhearth.cli.router import app, read_api_key
+from kvhearth.cli.router import app
 from kvhearth.errors import UserError
 
 COMMAND = [sys.executable, "-c", "from kvhearth.cli.router import app; app()", "serve"]
@@ -48,15 +47,3 @@ def test_bad_input_is_a_user_error():
     ):
         with pytest.raises(UserError, match=said):
             app(["serve", *arguments], standalone_mode=False)
-
-
-def test_the_key_comes_from_the_file_or_else_from_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setitem(os.environ, "KVHEARTH_ROUTER_API_KEY", "from-environment")
-    assert read_api_key(None) == "from-environment"
-    file = tmp_path / "key"
-    file.write_text("from-file\n")
-    assert read_api_key(file) == "from-file"
-    monkeypatch.delitem(os.environ, "KVHEARTH_ROUTER_API_KEY")
-    assert read_api_key(None) is None
-    with pytest.raises(UserError, match="cannot read it"):
-        read_api_key(tmp_path / "missing")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvhearth.cli.secrets import EMULATOR_KEY_VARIABLE, STORE_PASSWORD_VARIABLE, read_secret
 from kvhearth.engine.ports import OffloadMode
 from kvhearth.errors import UserError
 from kvhearth.store.address import parse_address
 from kvhearth.store.client import StoreClient
 from kvhearth.units import format_bytes, parse_bytes
-
-API_KEY_VARIABLE = "KVHEARTH_EMULATOR_API_KEY"
-STORE_PASSWORD_VARIABLE = "KVHEARTH_STORE_PASSWORD"  # noqa: S105 - a variable's name
 
 _STORE_CHECK_SECONDS = 2.0
 
@@ -67,7 +64,7 @@ def serve(
     time_scale: Annotated[float, typer.Option(help="Emulated seconds in one second of the wall clock.")] = 1.0,
     stream_interval: Annotated[int, typer.Option(help="Tokens a streamed piece, after the first token.")] = 1,
     api_key_file: Annotated[
-        Path | None, typer.Option(help=f"File with the API key that clients must send; or set {API_KEY_VARIABLE}.")
+        Path | None, typer.Option(help=f"File with the API key that clients must send; or set {EMULATOR_KEY_VARIABLE}.")
     ] = None,
 ) -> None:
     """Serve an emulated engine until SIGTERM or SIGINT.
@@ -100,13 +97,13 @@ def serve(
         dram_bytes=parse_bytes(dram_size, where="dram_size"),
         blocks_per_chunk=blocks_per_chunk,
         store=store,
-        store_password=os.environ.get(STORE_PASSWORD_VARIABLE) or None,
+        store_password=read_secret(None, STORE_PASSWORD_VARIABLE, option=""),
         store_bytes_scale=store_bytes_scale,
         store_link=store_link,
         store_deadline_seconds=store_deadline_seconds,
         time_scale=time_scale,
         stream_interval=stream_interval,
-        api_key=read_api_key(api_key_file),
+        api_key=read_secret(api_key_file, EMULATOR_KEY_VARIABLE, option="--api-key-file"),
     )
     if config.store is not None and not store_may_be_down:
         check_store(config.store, config.store_password)
@@ -136,17 +133,3 @@ def check_store(address: str, password: str | None) -> None:
             where="store",
             remedy="start it with `kvhearth store serve`, or give --store-may-be-down to do without it till then",
         )
-
-
-def read_api_key(file: Path | None) -> str | None:
-    """The key in ``file``, else in the environment, else None.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    if file is None:
-        return os.environ.get(API_KEY_VARIABLE) or None
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read it ({error})", where=f"API key file {file}", remedy="name a text file") from None

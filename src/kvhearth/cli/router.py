@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvhearth.errors import UserError
+from kvhearth.cli.secrets import ROUTER_KEY_VARIABLE, read_secret
 from kvhearth.routing.policies.prefix import PrefixSettings
 from kvhearth.routing.registry import POLICY_NAMES
-
-API_KEY_VARIABLE = "KVHEARTH_ROUTER_API_KEY"
 
 app = typer.Typer(help="OpenAI-compatible front door to several engines.", no_args_is_help=True)
 
@@ -49,7 +46,7 @@ def serve(
     drain_seconds: Annotated[float, typer.Option(help="For requests in flight when stopping.")] = 10.0,
     health_interval_seconds: Annotated[float, typer.Option(help="Between two health checks of an engine.")] = 1.0,
     api_key_file: Annotated[
-        Path | None, typer.Option(help=f"File with the API key that clients must send; or set {API_KEY_VARIABLE}.")
+        Path | None, typer.Option(help=f"File with the API key that clients must send; or set {ROUTER_KEY_VARIABLE}.")
     ] = None,
 ) -> None:
     """Route requests to engines until SIGTERM or SIGINT.
@@ -76,7 +73,7 @@ def serve(
             drain_seconds=drain_seconds,
         ),
         health=HealthChecks(interval_seconds=health_interval_seconds),
-        api_key=read_api_key(api_key_file),
+        api_key=read_secret(api_key_file, ROUTER_KEY_VARIABLE, option="--api-key-file"),
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
@@ -85,20 +82,6 @@ def serve(
         typer.echo(f"router ready on http://{shown}:{port}, policy {policy}, {len(config.engines)} engine(s)")
 
     uvloop.run(Router(config).serve(ready))
-
-
-def read_api_key(file: Path | None) -> str | None:
-    """The key in ``file``, else in the environment, else None.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    if file is None:
-        return os.environ.get(API_KEY_VARIABLE) or None
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read it ({error})", where=f"API key file {file}", remedy="name a text file") from None
 
 
 def _named(text: str) -> tuple[str, str]:

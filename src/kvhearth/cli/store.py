@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -12,18 +11,17 @@ from typing import Annotated
 import typer
 
 from kvhearth.cli import console
+from kvhearth.cli.secrets import STORE_PASSWORD_VARIABLE, read_secret
 from kvhearth.errors import UserError
 from kvhearth.store.client import StoreClient
 from kvhearth.store.config import DEFAULT_LISTEN, StoreConfig
 from kvhearth.store.server import StoreServer
 from kvhearth.units import format_bytes, parse_bytes
 
-PASSWORD_VARIABLE = "KVHEARTH_STORE_PASSWORD"  # noqa: S105 - the variable's name
-
 app = typer.Typer(help="The shared KV store.", no_args_is_help=True)
 
 PasswordFile = Annotated[
-    Path | None, typer.Option(help=f"File holding the password; else the environment's {PASSWORD_VARIABLE}.")
+    Path | None, typer.Option(help=f"File holding the password; else the environment's {STORE_PASSWORD_VARIABLE}.")
 ]
 AddressOption = Annotated[str, typer.Option("--address", help="host:port or unix:/path.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.001, max=600)]
@@ -64,7 +62,7 @@ def serve(
         listen=DEFAULT_LISTEN if listen is None and unix is None else listen,
         unix=unix,
         metrics_listen=metrics_listen,
-        password=read_password(password_file),
+        password=_password(password_file),
         max_value_bytes=parse_bytes(max_value, where="--max-value"),
         max_connections=max_connections,
         idle_timeout_seconds=idle_timeout_seconds,
@@ -87,7 +85,7 @@ def ping(
     address: AddressOption = DEFAULT_LISTEN, timeout_seconds: Timeout = 2.0, password_file: PasswordFile = None
 ) -> None:
     """Check that a store answers."""
-    client = StoreClient(address, timeout_seconds=timeout_seconds, password=read_password(password_file))
+    client = StoreClient(address, timeout_seconds=timeout_seconds, password=_password(password_file))
     try:
         reason = client.ping()
     finally:
@@ -102,7 +100,7 @@ def stats(
     address: AddressOption = DEFAULT_LISTEN, timeout_seconds: Timeout = 2.0, password_file: PasswordFile = None
 ) -> None:
     """Print a store's figures, one `name value` a line."""
-    client = StoreClient(address, timeout_seconds=timeout_seconds, password=read_password(password_file))
+    client = StoreClient(address, timeout_seconds=timeout_seconds, password=_password(password_file))
     try:
         figures = client.stats()
         outcomes = client.counts
@@ -114,23 +112,8 @@ def stats(
         typer.echo(f"{name} {value}")
 
 
-def read_password(password_file: Path | None) -> str | None:
-    """The store's password from a file or the environment; None when neither is given.
-
-    Raises:
-        UserError: the file cannot be read or is empty.
-    """
-    if password_file is None:
-        return os.environ.get(PASSWORD_VARIABLE)
-    try:
-        password = password_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot read {password_file}: {error}", where="--password-file", remedy="give a readable text file"
-        ) from None
-    if not password:
-        raise UserError(f"{password_file} is empty", where="--password-file", remedy="put the password into it")
-    return password
+def _password(file: Path | None) -> str | None:
+    return read_secret(file, STORE_PASSWORD_VARIABLE, option="--password-file")
 
 
 def _start(config: StoreConfig, stop: threading.Event) -> StoreServer:
