@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the environment that the tests against the real vLLM run in:  tests/vllm/install.sh [VENV]
-# Quick when it is there already. PYTHON=python3.12 picks another interpreter. Where the package index offers torch with
-# CUDA, point pip at the CPU build first: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+# Quick when it is there already. PYTHON=python3.12 picks another interpreter. Where pip would find torch with CUDA, give
+# it PyTorch's CPU index first (PIP_EXTRA_INDEX_URL).
 set -eu
 venv=${1:-.venv-vllm}
 root=$(cd "$(dirname "$0")/../.." && pwd)
