@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-import vllm
 
 import kvhearth.metrics.vllm  # noqa: F401 - defines them
+import vllm
 from kvhearth.metrics import all_metrics
 
 SOURCE = "\n".join(
