@@ -233,9 +233,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--posts", type=int, default=8000)
     parser.add_argument("--streams", type=int, default=400)
+    parser.add_argument("--quick", action="store_true", help="3 rounds of 2,000 posts and 100 streams")
     parser.add_argument("--vllm-router", type=Path, default=os.environ.get("VLLM_ROUTER"))
     parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.posts, options.streams = 3, 2000, 100
     if options.engine:
         uvloop.run(run_engine(options.engine))
         return
