@@ -101,13 +101,13 @@ def test_a_bug_is_one_line_that_says_so_and_debug_shows_where(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_interrupt_is_130_without_a_word(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_130_and_one_word(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     def go() -> None:
         raise KeyboardInterrupt
 
     verb.go = go
     assert cli.run(["go"]) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_verb_chooses_its_exit_code(verb: ModuleType) -> None:

@@ -27,5 +27,14 @@ def test_none_says_that_offloading_does_not_pay() -> None:
     assert "native +0.4%" in verdict.reason
 
 
+def test_a_mode_that_is_a_little_faster_and_not_chosen_is_explained() -> None:
+    verdict = choose({"none": 100.0, "native": 118.9, "shared": 122.4})
+    assert verdict.mode == "native"
+    assert "native serves 18.9% more" in verdict.reason
+    assert "shared +22.4%" in verdict.reason
+    assert "must gain 3% on it" in verdict.reason
+    assert "must gain" not in choose({"none": 100.0, "native": 118.9, "shared": 132.4}).reason
+
+
 def test_gain_is_over_none() -> None:
     assert choose({"none": 100.0, "native": 110.0, "shared": 150.0}).gain == pytest.approx(0.5)

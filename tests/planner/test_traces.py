@@ -60,7 +60,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: object, named: str) -> Non
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read the trace"):
         read_mooncake(tmp_path / "absent.jsonl")
-    with pytest.raises(UserError, match="no request to play"):
+    with pytest.raises(UserError, match="the trace is empty"):
         read_mooncake(written(tmp_path, ""))
 
 

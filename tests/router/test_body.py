@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvhearth.router.body import NON_TEXT_PART_TOKENS, BadBody, Routable, read_body
+from kvhearth.router.body import MAX_PARTS, MAX_VALUES, NON_TEXT_PART_TOKENS, BadBody, Routable, read_body
 
 JSON = b"application/json"
 
@@ -146,3 +146,33 @@ def test_a_form_without_model_or_boundary():
     assert read_body(body, b"multipart/form-data; boundary=b0").model is None
     with pytest.raises(BadBody, match="boundary"):
         read_body(body, b"multipart/form-data")
+
+
+def test_a_part_counts_only_where_a_line_begins_and_a_form_without_end_is_no_trouble():
+    body = (
+        b'--b0\r\nContent-Disposition: form-data; name="x"\r\n\r\nv--b0\r\nContent-Disposition: form-data; '
+        b'name="model"\r\n\r\nwrong\r\n--b0\r\nContent-Disposition: form-data; name="model"\r\n\r\nright\r\n--b0--\r\n'
+    )
+    assert read_body(body, b"multipart/form-data; boundary=b0").model == "right"
+    for cut in range(len(body)):
+        read_body(body[:cut], b"multipart/form-data; boundary=b0")
+
+
+def test_the_search_for_a_forms_model_is_bounded():
+    def form(parts: int) -> bytes:
+        return (
+            b"--b" + b"\r\n\r\n\r\n--b" * parts + b'\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--b--'
+        )
+
+    assert read_body(form(MAX_PARTS - 1), b"multipart/form-data; boundary=b").model == "m"
+    assert read_body(form(MAX_PARTS), b"multipart/form-data; boundary=b").model is None
+
+
+@pytest.mark.parametrize("value", [b"[],", b"{},", b'"",', b"1,", b"[[[[[[[[[]]]]]]]]],"])
+def test_a_body_of_more_values_than_can_be_read_in_good_time_is_refused(value):
+    body = b'{"prompt":[' + value * (MAX_VALUES + 1) + b"1]}"
+    assert f"more than {MAX_VALUES} values" in read_or_refuse(body, JSON)
+
+
+def test_a_prompt_of_a_million_token_ids_is_read():
+    assert read_or_refuse(b'{"prompt":[' + b"7," * 1_000_000 + b"7]}", JSON).tokens == 1_000_001

@@ -304,3 +304,46 @@ def test_a_client_that_does_not_read_holds_back_its_own_requests(lab):
     lab.until(lambda: client.write_paused)
     assert len(client._queue) < 20_000  # what one read brings, not what the client sends
     assert router.wire().get("/health")[0] == 200
+
+
+def test_trailers_and_chunk_sizes_without_end_are_refused(lab):
+    router = lab.router(lab.engine(), limits=Limits(max_head_bytes=4096))
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"
+    for start, more in ((b"0\r\nX-Sum: ", b"a" * 1024), (b"1;ext=", b"a" * 1024)):
+        wire = router.wire()
+        wire.send(head + start)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2000):
+                wire.send(more)
+        assert wire.error()[0] == 431
+    lab.until(lambda: router.inner.buffered_bytes == 0)
+
+
+def test_a_long_body_in_many_small_chunks_is_not_taken_for_headers(lab):
+    engine = lab.engine()
+    wire = lab.router(engine, limits=Limits(max_head_bytes=512)).wire()
+    wire.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    wire.send(b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for byte in BODY * 10:
+        wire.send(b"1\r\n")
+        wire.send(b"%c\r\n" % byte)
+    wire.send(b"0\r\n\r\n")
+    assert wire.error()[0] == 400  # ten objects in a row are not JSON; the framing was taken
+
+
+def test_the_head_behind_a_long_pipelined_body_is_not_taken_for_too_long(lab):
+    engine = lab.engine()
+    wire = lab.router(engine, limits=Limits(max_head_bytes=1024)).wire()
+    body = json.dumps({"model": "m", "prompt": "x" * 20_000}).encode()
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    wire.send(post + post[:30])
+    assert wire.response()[0] == 200
+    wire.send(post[30:])
+    assert wire.response()[0] == 200
+
+
+def test_any_number_of_pipelined_offers_to_upgrade_is_declined_by_answering(lab):
+    wire = lab.router(lab.engine()).wire()
+    wire.send(b"GET /health HTTP/1.1\r\nHost: r\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" * 2000)
+    for _ in range(2000):
+        assert wire.response()[0] == 200

@@ -322,8 +322,10 @@ def test_an_http_1_0_client_is_reset_for_it_has_no_other_way_to_know(lab):
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000,
+        b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n",
     ],
-    ids=["ssh", "gzip-coding", "two-lengths", "upgrade", "endless-head"],
+    ids=["ssh", "gzip-coding", "two-lengths", "upgrade", "endless-head", "status-999", "status-099"],
 )
 def test_what_is_not_sound_http_from_an_engine_is_a_502(lab, answer):
     engine = lab.engine()
@@ -334,6 +336,20 @@ def test_what_is_not_sound_http_from_an_engine_is_a_502(lab, answer):
     status, error = wire.error()
     assert (status, error["code"]) == (502, "protocol")
     lab.until(lambda: all_quiet(router))
+    assert router.metric("kvhearth_router_requests_total", status_class="5xx") == 1
+
+
+@pytest.mark.parametrize("start", [b"0\r\nX-Sum: ", b"1;ext="], ids=["trailers", "chunk-extension"])
+def test_trailers_and_chunk_sizes_without_end_cut_the_client_off(lab, start):
+    engine = lab.engine()
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n"
+    engine.behave = lab.raw(head, start, *[b"a" * 1024] * 2000)
+    router = lab.router(engine, limits=Limits(max_head_bytes=4096))
+    wire = router.wire()
+    wire.prompt()
+    assert wire.head()[0] == 200
+    assert wire.rest() == b"2\r\nok\r\n"
+    lab.until(lambda: all_quiet(router) and engine.disconnects)
 
 
 # Engines that do not answer

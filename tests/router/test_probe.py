@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
 import json
 
 import pytest
 
 from kvhearth.router.config import HealthChecks
 from kvhearth.router.engines import Fleet
-from kvhearth.router.probe import Probe
+from kvhearth.router.probe import Probe, ProbeFailed
 
 CHECKS = HealthChecks(interval_seconds=1000, deadline_seconds=0.2, failures_to_down=3, models_every=2)
 
@@ -83,7 +86,7 @@ def test_models_that_come_and_go_are_noticed(lab):
     assert watched.fleet.serving("adapter") == [watched.engine]
 
 
-@pytest.mark.parametrize("page", [b"", b"{}", b'{"data": [{"id": 5}]}', b'{"data": 3}', b"[]", b"\xff"])
+@pytest.mark.parametrize("page", [b"", b"{}", b'{"data": [{"id": 5}]}', b'{"data": 3}', b"[]", b"\xff", b"[" * 100_000])
 def test_a_page_that_is_not_a_list_of_models_leaves_the_engine_down(lab, page, monkeypatch):
     watched = Watched(lab, lab.engine())
     real = watched.probe._get
@@ -93,6 +96,26 @@ def test_a_page_that_is_not_a_list_of_models_leaves_the_engine_down(lab, page, m
 
     monkeypatch.setattr(watched.probe, "_get", get)
     assert not watched.check()
+
+
+def test_an_answer_without_end_is_given_up(lab):
+    async def endless(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nX: ")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"a" * 65536)
+                await writer.drain()
+
+    async def read():
+        server = await asyncio.start_server(endless, "127.0.0.1", 0)
+        async with server:
+            fleet = Fleet([("e0", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")], lambda name: None)
+            checks = dataclasses.replace(CHECKS, deadline_seconds=8)
+            with pytest.raises(ProbeFailed, match="answer above"):
+                await Probe(fleet.engines[0], fleet, checks, None)._get(b"/health")
+
+    lab.engines_loop.run(read())
 
 
 def test_the_cards_of_models_are_kept_as_they_are(lab):

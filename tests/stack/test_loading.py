@@ -60,7 +60,9 @@ stacks = st.fixed_dictionaries(
     },
     optional={
         "name": names,
-        "router": maybe(policy=st.sampled_from(["prefix", "round-robin"]), listen=st.just("localhost:80")),
+        "router": maybe(
+            policy=st.sampled_from(["prefix", "least-loaded", "round-robin"]), listen=st.just("localhost:80")
+        ),
     },
 )
 

@@ -196,6 +196,28 @@ class TestMisses:
         server = fake_store(script)
         assert dial(server.address).get_into(b"k", bytearray(100)).reason is MissReason.PROTOCOL
 
+    def test_more_matches_than_keys_are_no_answer(
+        self, dial: Callable[..., StoreClient], fake_store: Callable[..., Any]
+    ) -> None:
+        client = dial(
+            fake_store(lambda sock: [sock.sendall(b":3\r\n") for _ in iter(lambda: sock.recv(4096), b"")]).address
+        )
+        assert client.match([b"a", b"b", b"c"]) == 3
+        assert client.match([b"a", b"b"]) == 0
+        assert client.counts["match", "protocol"] == 1
+
+    def test_a_reply_too_many_is_never_taken_for_the_next_calls(
+        self, dial: Callable[..., StoreClient], fake_store: Callable[..., Any]
+    ) -> None:
+        def script(sock: socket.socket) -> None:
+            while sock.recv(4096):
+                sock.sendall(b":1\r\n:0\r\n")
+
+        server = fake_store(script)
+        client = dial(server.address)
+        assert [client.exists(b"k") for _ in range(3)] == [True, True, True]
+        assert server.connections == 3
+
     def test_all_connections_taken_until_the_deadline(
         self, dial: Callable[..., StoreClient], fake_store: Callable[..., Any]
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -37,6 +38,29 @@ def test_clients_that_say_nothing_do_not_take_it_down_for_ever(start_store: Call
         ninth.settimeout(SECONDS)
         assert ninth.recv(100) == b""
     for sock in silent:
+        sock.close()
+
+
+def test_clients_that_send_drop_by_drop_lose_their_place(
+    start_store: Callable[..., StoreServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvhearth.store.sidecar._REQUEST_SECONDS", 0.3)
+    store = start_store(metrics_listen="127.0.0.1:0")
+    assert store.metrics_address is not None
+    address = (store.metrics_address.host, store.metrics_address.port)
+    slow = [socket.create_connection(address, SECONDS) for _ in range(8)]
+    left, give_up = set(slow), time.monotonic() + SECONDS
+    while left:
+        assert time.monotonic() < give_up
+        for sock in list(left):
+            try:
+                sock.sendall(b"G")
+            except ConnectionError:
+                left.discard(sock)
+        time.sleep(0.05)
+    with urllib.request.urlopen(f"http://{store.metrics_address}/health", timeout=SECONDS) as answer:
+        assert answer.status == 200
+    for sock in slow:
         sock.close()
 
 

@@ -10,13 +10,21 @@ from rich.progress import Progress, TaskID
 
 from kvhearth.cli import console
 from kvhearth.cli.tables import comparison_table
-from kvhearth.cli.workloads import RequestsOption, SeedOption, TraceOption, WorkloadOption, read_workload, write_report
+from kvhearth.cli.workloads import (
+    RequestsOption,
+    SeedOption,
+    TraceOption,
+    WorkloadOption,
+    check_out,
+    read_workload,
+    write_report,
+)
 from kvhearth.control.demo import MODES, Scenario, Steps, compare, measure_modes
 from kvhearth.control.measure import Measured
 from kvhearth.planner.breakeven import Curve, runs_of, sweep
 from kvhearth.planner.deployment import cluster_of
 from kvhearth.planner.outcome import Served
-from kvhearth.planner.workload import Workload
+from kvhearth.planner.workload import Slo, Workload
 from kvhearth.units import format_bytes
 
 _MOST_ERRORS_SHOWN = 3
@@ -48,6 +56,7 @@ def demo(
 
     - `kvhearth demo --trace conversation.jsonl --requests 1000 --out report/mooncake`
     """
+    check_out(out)
     played = read_workload(workload, trace, requests, seed, Scenario.most_tokens())
     scenario = Scenario().for_workload(played)
     _introduce(played, scenario)
@@ -57,19 +66,20 @@ def demo(
     comparison = compare(played, scenario.describe(), measured, curve.full, curve)
     console.out.print(comparison_table(comparison))
     console.out.print(f"[bold]Verdict: {comparison.verdict.mode}.[/] {comparison.verdict.reason}.", soft_wrap=True)
-    _footnotes(measured)
+    _footnotes(measured, played.slo)
     paths = write_report(comparison, out, "demo")
     console.out.print("Written: " + ", ".join(str(path) for path in paths), soft_wrap=True)
 
 
 def _introduce(workload: Workload, scenario: Scenario) -> None:
     about = scenario.describe()
+    enough = " (enough for the longest request)" if scenario.hbm_blocks > Scenario().hbm_blocks else ""
     console.out.print(
         f"[bold]{workload.name}[/]: {workload.note}.\n"
-        f"{workload.requests:,} requests, {len(workload.users):,} users, on {about['engines']} emulated "
-        f"{about['gpu']}, "
-        f"{about['model']}, each with {about['hbm_kv_tokens_per_engine']:,} KV tokens of HBM and "
-        f"{format_bytes(scenario.dram_bytes)} of DRAM; the store holds {format_bytes(scenario.store_kv_bytes)} of KV "
+        f"{workload.requests:,} requests on {about['engines']} emulated {about['gpu']} with {about['model']}, "
+        f"each with {about['hbm_kv_tokens_per_engine']:,} KV tokens of HBM{enough} "
+        f"and {format_bytes(scenario.dram_bytes)} of DRAM; "
+        f"the store holds {format_bytes(scenario.store_kv_bytes)} of KV "
         f"(as 1 real byte for {scenario.store_bytes_scale:,}).",
         soft_wrap=True,
     )
@@ -111,7 +121,13 @@ class _Shown:
         console.warn(f"lagged {lag_seconds:.3f} emulated seconds behind: again at time scale {time_scale:.2f}")
 
 
-def _footnotes(measured: dict[str, Measured]) -> None:
+def _footnotes(measured: dict[str, Measured], slo: Slo) -> None:
+    console.out.print(
+        f"[dim]Goodput: first token within {slo.ttft_seconds:g} s, {slo.tpot_seconds * 1000:g} ms a token after it. "
+        "Re-prefills avoided: admissions, first ones or after a preemption, that took from DRAM or the store what they "
+        "would have computed. HBM use: what running requests hold on average, without offloading.[/]",
+        soft_wrap=True,
+    )
     clocks = ", ".join(f"{mode} {run.time_scale:.1f}× (lag {run.lag_seconds:.3f} s)" for mode, run in measured.items())
     console.out.print(
         f"[dim]Clock: {clocks}. All times are emulated seconds; lag is how late tokens came, on average.[/]",

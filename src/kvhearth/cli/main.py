@@ -56,6 +56,10 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of "wrong arguments": click's UsageError, of which recent versions of typer carry a copy of their own."""
 
 
+_INTERRUPTED = 130
+"""Exit code of a process that SIGINT ended, as shells give it."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code: 0, 1 (a bug), 2 (wrong input) or 130 (interrupted)."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -67,11 +71,14 @@ def run(args: list[str]) -> int:
     debug = "--debug" in args[: _verb_position(args)]
     try:
         code = _app(args)(args, prog_name="kvhearth", standalone_mode=False)
+        if code == _INTERRUPTED:  # typer turns Ctrl-C into this, or lets it through, by version
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except UserError as wrong:
         return _fail(str(wrong), 2, debug)
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        console.err.print("interrupted")
+        return _INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit stays quiet
         return 141

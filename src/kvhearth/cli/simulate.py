@@ -11,7 +11,15 @@ import typer
 
 from kvhearth.cli import console
 from kvhearth.cli.tables import comparison_table
-from kvhearth.cli.workloads import RequestsOption, SeedOption, TraceOption, WorkloadOption, read_workload, write_report
+from kvhearth.cli.workloads import (
+    RequestsOption,
+    SeedOption,
+    TraceOption,
+    WorkloadOption,
+    check_out,
+    read_workload,
+    write_report,
+)
 from kvhearth.control.demo import Scenario, compare
 from kvhearth.cost.verdict import ORDER
 from kvhearth.planner.breakeven import FRACTIONS, runs_of, sweep
@@ -21,7 +29,10 @@ from kvhearth.stack import Stack
 
 def simulate(
     stack: Annotated[
-        Path | None, typer.Option(help="The Stack file to play it on; by default what `kvhearth demo` runs.")
+        Path | None,
+        typer.Option(
+            help="The Stack file to play it on, in every mode it can have; by default what `kvhearth demo` runs."
+        ),
     ] = None,
     workload: WorkloadOption = None,
     trace: TraceOption = None,
@@ -41,6 +52,8 @@ def simulate(
 
     - `kvhearth simulate --stack examples/local.yaml --trace conversation.jsonl --requests 1000 --out report`
     """
+    if out is not None:
+        check_out(out)
     described: dict[str, object]
     if stack is None:
         played = read_workload(workload, trace, requests, seed, Scenario.most_tokens())

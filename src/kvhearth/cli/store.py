@@ -117,8 +117,11 @@ def _password(file: Path | None) -> str | None:
 
 
 def _start(config: StoreConfig, stop: threading.Event) -> StoreServer:
+    taking = f"taking {format_bytes(config.capacity_bytes)} of memory"
+    if not console.err.is_terminal:  # no bar there, and a large pool takes seconds
+        console.err.print(f"{taking} …")
     with console.progress() as bar:
-        task = bar.add_task(f"taking {format_bytes(config.capacity_bytes)} of memory", total=config.capacity_bytes)
+        task = bar.add_task(taking, total=config.capacity_bytes)
 
         def show(done: int, total: int) -> None:
             if stop.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -38,6 +39,26 @@ def read_workload(name: str | None, trace: Path | None, requests: int | None, se
     return generate(name or DEFAULT_WORKLOAD, seed)
 
 
+def check_out(out: Path) -> None:
+    """Make the report's folder now, not after all the work.
+
+    Raises:
+        UserError: it cannot be made or written into.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def _unwritable(out: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write the report ({error.strerror})", where=str(out), remedy="give another folder with --out"
+    )
+
+
 def write_report(comparison: Comparison, out: Path, stem: str) -> list[Path]:
     """Write the report's files and return their paths.
 
@@ -47,6 +68,4 @@ def write_report(comparison: Comparison, out: Path, stem: str) -> list[Path]:
     try:
         return write(comparison, out, stem)
     except OSError as error:
-        raise UserError(
-            f"cannot write the report ({error.strerror})", where=str(out), remedy="give another folder with --out"
-        ) from None
+        raise _unwritable(out, error) from None

@@ -39,12 +39,13 @@ def choose(throughput: Mapping[str, float], margin: float = MARGIN) -> Verdict:
     for mode in modes[1:]:
         if gain(throughput[mode], throughput[chosen]) >= margin:
             chosen = mode
-    over_none = gain(throughput[chosen], throughput["none"])
-    others = [mode for mode in modes if mode != chosen]
-    against = ", ".join(
-        f"{mode} {gain(throughput[mode], throughput['none']):+.1%}" for mode in others if mode != "none"
-    )
+    over_none = {mode: gain(throughput[mode], throughput["none"]) for mode in modes}
+    others = ", ".join(f"{mode} {over_none[mode]:+.1%}" for mode in modes if mode not in ("none", chosen))
     if chosen == "none":
-        return Verdict(chosen, 0.0, f"offloading does not pay here ({against} throughput; it must gain {margin:.0%})")
-    rest = f" ({against})" if against else ""
-    return Verdict(chosen, over_none, f"{chosen} serves {over_none:+.1%} more tokens a second than none{rest}")
+        reason = f"offloading does not pay here ({others} throughput; it must gain {margin:.0%})"
+    else:
+        reason = f"{chosen} serves {over_none[chosen]:.1%} more tokens a second than none"
+        reason += f" ({others})" if others else ""
+        if any(throughput[mode] > throughput[chosen] for mode in modes):
+            reason += f"; what is more than {chosen} must gain {margin:.0%} on it to be worth its parts"
+    return Verdict(chosen, over_none[chosen], reason)

@@ -11,7 +11,7 @@ from kvhearth.cost.verdict import MARGIN, gain
 from kvhearth.planner.cluster import ClusterConfig, Simulated, simulate
 from kvhearth.planner.workload import Workload
 
-FRACTIONS = (0.1, 0.25, 0.5, 0.75)
+FRACTIONS = (0.15, 0.4, 0.7)
 """Shares of the workload's users that are simulated beside the whole."""
 
 

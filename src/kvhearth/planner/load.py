@@ -88,7 +88,7 @@ class _Player:
         self._config = config
         self._run = run
         self._on_served = on_served
-        self._begun = time.monotonic()
+        self._begun = time.monotonic() + _LEAD_SECONDS
 
     def _now_ns(self) -> int:
         return int((time.monotonic() - self._begun) * self._config.time_scale * 1e9)

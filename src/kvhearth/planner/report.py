@@ -18,6 +18,10 @@ SOURCE_COLOURS = {"hbm": "#009e73", "dram": "#e69f00", "store": "#0072b2", "comp
 """Okabe–Ito's palette, which people with colour blindness can tell apart."""
 
 
+LEAST_GAIN_SHOWN = 5.0
+"""Percent that the break-even axis spans at least, so that noise does not look like a cliff."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One workload in several modes: what was measured, what was predicted, and what follows.
@@ -95,11 +99,12 @@ def _write_png(comparison: Comparison, path: Path) -> None:
 def _plot_throughput(axes: Any, comparison: Comparison) -> None:
     for index, (mode, outcome) in enumerate(comparison.shown.items()):
         bar = axes.bar(index, outcome.throughput_tokens_per_second / 1e3, color=COLOURS[mode])
-        axes.bar_label(bar, fmt="%.1f")
+        axes.bar_label(bar, fmt="%.1f", label_type="center", color="white", fontweight="bold")
     predicted = [outcome.throughput_tokens_per_second / 1e3 for outcome in comparison.predicted.values()]
     if comparison.measured:
         axes.plot(range(len(predicted)), predicted, "kD", markersize=6, label="predicted")
         axes.legend(loc="lower right")
+    axes.margins(y=0.15)
     axes.set_xticks(range(len(comparison.shown)), list(comparison.shown))
     axes.set_ylabel("thousand tokens a second")
     axes.set_title("Throughput (prompt + generated)")
@@ -119,7 +124,9 @@ def _plot_sources(axes: Any, comparison: Comparison) -> None:
     axes.set_xticks(range(len(comparison.shown)), list(comparison.shown))
     axes.set_ylabel("thousand tokens")
     axes.set_title("Prompt tokens by source, and tokens computed again")
-    axes.legend(fontsize=8)
+    axes.margins(y=0.1)
+    axes.set_xlim(-0.6, len(comparison.shown) + 0.4)  # room for the legend beside the bars
+    axes.legend(fontsize=8, loc="center right")
 
 
 def _plot_ttft(axes: Any, comparison: Comparison) -> None:
@@ -129,6 +136,7 @@ def _plot_ttft(axes: Any, comparison: Comparison) -> None:
     axes.set_xticks(range(len(comparison.shown)), list(comparison.shown))
     axes.set_ylabel("seconds")
     axes.set_title("Time to first token: p50 (solid), p99 (pale)")
+    axes.margins(y=0.1)
 
 
 def _plot_break_even(axes: Any, curve: Curve | None) -> None:
@@ -144,4 +152,6 @@ def _plot_break_even(axes: Any, curve: Curve | None) -> None:
         axes.plot(usage, [level.gains[mode] * 100 for level in curve.levels], "o-", color=COLOURS[mode], label=mode)
         if point is not None:
             axes.axvline(point * 100, color=COLOURS[mode], linestyle=":", linewidth=1.2)
-    axes.legend()
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, -LEAST_GAIN_SHOWN), max(high, LEAST_GAIN_SHOWN))
+    axes.legend(loc="upper left")

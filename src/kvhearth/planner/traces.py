@@ -48,16 +48,20 @@ def read_mooncake(path: Path, requests: int | None = None, *, max_tokens: int | 
             continue
         turn = Turn(_segments(record), record.output_length)
         users.append(User(f"line-{number}", "trace", record.timestamp * _MILLISECOND_NS, (turn,)))
+    if not total:
+        raise UserError("the trace is empty", where=str(path), remedy="give one with requests")
     if not users:
         raise UserError(
-            f"no request to play ({total} read, {skipped} longer than {max_tokens} tokens)",
+            f"all {total} requests are longer than the {max_tokens:,} tokens that an engine takes",
             where=str(path),
-            remedy="give a trace with requests, or more HBM",
+            remedy="give shorter ones, or more HBM or max_model_len",
         )
     first_ns = min(user.start_ns for user in users)
     moved = tuple(user._replace(start_ns=user.start_ns - first_ns) for user in users)
     left_out = (
-        f"; {skipped} of {total} left out, longer than the {max_tokens:,} tokens that HBM holds" if skipped else ""
+        f"; {skipped} of {total} left out, longer than the {max_tokens:,} tokens that an engine takes"
+        if skipped
+        else ""
     )
     return Workload(path.stem, moved, Slo(), f"{len(users):,} requests of {path.name}{left_out}")
 

@@ -17,6 +17,15 @@ from kvhearth.routing.hashing import estimate_tokens
 NON_TEXT_PART_TOKENS = 1024
 """Load of an image, audio or video part, whose bytes say nothing about its tokens. Only balance depends on it."""
 
+MAX_VALUES = 1 << 21
+"""JSON values a body may have, so that reading the worst one holds up all other clients for about two seconds.
+Counted by commas and opening brackets, those within texts too: twice a prompt of a million token ids."""
+
+MAX_PARTS = 1024
+"""Parts of a form that are searched for its model."""
+
+MAX_PART_HEAD_BYTES = 4096
+
 _BOUNDARY = re.compile(rb'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
 _MODEL_PART = re.compile(rb'(?:^|\r\n)content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:;|\r\n|$)', re.IGNORECASE)
 
@@ -61,10 +70,12 @@ def read_body(body: bytes, content_type: bytes) -> Routable:
     """Model and content of a JSON or multipart body.
 
     Raises:
-        BadBody: it is not JSON, not an object, or its model is not a string.
+        BadBody: it is not JSON, not an object, has too many values, or its model is not a string.
     """
     if content_type[:19].lower() == b"multipart/form-data":
         return Routable(_multipart_model(body, content_type), b"", "", 1)
+    if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise BadBody(f"the body has more than {MAX_VALUES} values")
     content = _Content()
     try:
         fields = _decode(body)
@@ -157,12 +168,14 @@ def _multipart_model(body: bytes, content_type: bytes) -> str | None:
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:
         raise BadBody("multipart/form-data without a boundary")
-    start = 0
     delimiter = b"--" + boundary[1]
-    while (start := body.find(delimiter, start)) >= 0:
-        start += len(delimiter)
-        end_of_head = body.find(b"\r\n\r\n", start, start + 4096)
-        if end_of_head >= 0 and _MODEL_PART.search(body[start:end_of_head] + b"\r\n"):
-            value = body[end_of_head + 4 : body.find(b"\r\n" + delimiter, end_of_head)]
-            return value.decode("utf-8", "replace")
+    start = body.find(delimiter)
+    for _ in range(MAX_PARTS):
+        end_of_head = body.find(b"\r\n\r\n", start, start + MAX_PART_HEAD_BYTES)
+        if start < 0 or end_of_head < 0:
+            break  # behind the last part
+        end = body.find(b"\r\n" + delimiter, end_of_head)  # from there on, so that no byte is looked at twice
+        if _MODEL_PART.search(body[start:end_of_head] + b"\r\n"):
+            return body[end_of_head + 4 : end].decode("utf-8", "replace")
+        start = end
     return None

@@ -68,6 +68,7 @@ class ClientConnection(asyncio.Protocol):
         self._closing = False
         self._lost = False
         self._continue_due = False
+        self._taken = 0
         self.write_paused = False
         self.deadline = NEVER
         self._begin()
@@ -77,7 +78,7 @@ class ClientConnection(asyncio.Protocol):
         self._headers = HeaderLines()
         self._in_message = False
         self._head_done = False
-        self._head_bytes = 0
+        self._overhead_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
 
@@ -96,25 +97,33 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused or self._closing:
             return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if not self._refused:
-                head = self._without_upgrade()
-                self._parser = httptools.HttpRequestParser(self)
-                self.data_received(head + data[upgrade.args[0] :])
-                return
-        except httptools.HttpParserError as error:
-            self._refuse(replies.error(400, f"this is not HTTP/1.1: {error}", "bad_http"))
-        if self._in_message and not self._head_done:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._router.limits.max_head_bytes:
+        taken = self._taken
+        self._parse(data)
+        if self._taken != taken:
+            self._overhead_bytes = 0
+        elif self._in_message:
+            # Of a head, of chunk sizes or of trailers: none of it is body, yet the parser holds a whole line of it.
+            self._overhead_bytes += len(data)
+            if self._overhead_bytes > self._router.limits.max_head_bytes:
                 self._refuse(replies.error(431, "the request's headers are too long", "headers_too_long"))
         if self._queue and self._exchange is None:
             self._advance()
         if len(self._queue) >= MAX_PIPELINED and not (self._reading_paused or self._closing or self._lost):
             self._reading_paused = True
             self._transport.pause_reading()
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._refused:
+                    data = self._without_upgrade() + data[upgrade.args[0] :]
+                    self._parser = httptools.HttpRequestParser(self)
+                    continue
+            except httptools.HttpParserError as error:
+                self._refuse(replies.error(400, f"this is not HTTP/1.1: {error}", "bad_http"))
+            return
 
     def _without_upgrade(self) -> bytes:
         """The head just parsed, less its offer to change protocols (h2c, from Java's client).
@@ -194,6 +203,7 @@ class ClientConnection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         if self._refused:
             return
+        self._taken += 1
         self._body_bytes += len(data)
         self._router.buffered_bytes += len(data)
         self._body.append(data)
@@ -205,6 +215,7 @@ class ClientConnection(asyncio.Protocol):
         if self._refused or self._parser.should_upgrade():
             return
         request = self._request
+        self._taken += 1
         self._in_message = False
         self._continue_due = False
         request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)

@@ -98,12 +98,14 @@ class _Page:
 async def _read_page(reader: asyncio.StreamReader, path: str) -> bytes:
     page = _Page()
     parser = httptools.HttpResponseParser(page)
+    received_bytes = 0
     while not page.complete and (data := await reader.read(65536)):
+        received_bytes += len(data)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise ProbeFailed(f"{path}: not HTTP ({error})") from None
-        if len(page.body) > MAX_PAGE_BYTES:
+        if received_bytes > MAX_PAGE_BYTES:
             raise ProbeFailed(f"{path}: answer above {MAX_PAGE_BYTES} bytes")
     status = parser.get_status_code()
     if status == 0:
@@ -118,6 +120,6 @@ def _model_cards(page: bytes) -> list[dict[str, Any]]:
         cards = msgspec.json.decode(page)["data"]
         if all(isinstance(card["id"], str) for card in cards):
             return list(cards)
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
         pass
     raise ProbeFailed("/v1/models: not a list of models")

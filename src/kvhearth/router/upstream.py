@@ -40,8 +40,9 @@ class UpstreamConnection(asyncio.Protocol):
     def _reset(self) -> None:
         self._headers = HeaderLines()
         self._reason = b""
-        self._head_bytes = 0
+        self._overhead_bytes = 0
         self._head_done = False
+        self._got_body = False
         self._interim = False
         self._until_close = False
         self._keep_alive = False
@@ -107,6 +108,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.close()
             return
         self.got_bytes = True
+        self._got_body = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -114,12 +116,16 @@ class UpstreamConnection(asyncio.Protocol):
                 self._protocol_error(exchange)
                 return
             self._surplus = True  # the response is sound; what follows it is not
-        if not self._head_done:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._max_head_bytes:
+        if self._got_body or self._complete:
+            self._overhead_bytes = 0
+        else:
+            # Of a head, of chunk sizes or of trailers: none of it is body, yet the parser holds a whole line of it.
+            self._overhead_bytes += len(data)
+            if self._overhead_bytes > self._max_head_bytes:
                 self._protocol_error(exchange)
-            return
-        exchange.flush(complete=self._complete)
+                return
+        if self._head_done:
+            exchange.flush(complete=self._complete)
 
     def eof_received(self) -> None:
         return None
@@ -157,6 +163,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._surplus or self.exchange is None:
             return
         status = self._parser.get_status_code()
+        if not 100 <= status <= 599:
+            raise ValueError(f"there is no status {status}")
         if status < 200:
             self._interim = True
             return
@@ -171,6 +179,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.exchange.on_head(status, self._reason, self._headers.forwarded(), length, has_body=status not in _NO_BODY)
 
     def on_body(self, data: bytes) -> None:
+        self._got_body = True
         if not self._surplus and self.exchange is not None:
             self.exchange.on_body(data)
 

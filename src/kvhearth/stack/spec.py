@@ -28,7 +28,7 @@ MOST_POOLS = 32
 Mode = Literal["none", "native", "shared"]
 """Offload mode of a pool."""
 
-PolicyName = Literal["round-robin", "prefix"]
+PolicyName = Literal["round-robin", "least-loaded", "prefix"]
 """Routing policy of a router."""
 
 

@@ -246,7 +246,10 @@ class StoreClient:
                 if not (isinstance(error, Miss) and error.reason is MissReason.UNREACHABLE and stale):
                     raise
             else:
-                self._connections.give_back(wire)
+                if wire.clean:
+                    self._connections.give_back(wire)
+                else:  # what was not asked for would be taken for the next call's replies
+                    self._connections.discard(wire)
                 return answer
             wire = self._connections.take(deadline, fresh=True)
 
@@ -254,11 +257,15 @@ class StoreClient:
         if self._has_match:
             wire.send([encode_command(b"KV.MATCH", *keys)], deadline)
             try:
-                return wire.integer(deadline)
+                matched = wire.integer(deadline)
             except Miss as miss:
                 if not miss.detail.startswith("ERR unknown command"):
                     raise
                 self._has_match = False  # a Redis: ask key by key
+            else:
+                if matched > len(keys):
+                    raise Miss(MissReason.PROTOCOL, f"{matched} of {len(keys)} keys match")
+                return matched
         wire.send([b"".join([encode_command(b"EXISTS", key) for key in keys])], deadline)
         present = [wire.integer(deadline) for _ in keys]
         return present.index(0) if 0 in present else len(present)

@@ -36,24 +36,29 @@ class Replies:
     def ok(self) -> None:
         """``+OK``."""
         self._text += b"+OK\r\n"
+        self._flush_if_full()
 
     def simple(self, word: str) -> None:
         """A one-line status."""
         self._text += b"+%b\r\n" % word.encode()
+        self._flush_if_full()
 
     def error(self, message: str) -> None:
         """An error; ``message`` starts with its code, as in ``ERR syntax error``."""
         self.errors += 1
         line = message.replace("\r", " ").replace("\n", " ")
         self._text += b"-%b\r\n" % line.encode("utf-8", "replace")
+        self._flush_if_full()
 
     def integer(self, value: int) -> None:
         """A whole number."""
         self._text += b":%d\r\n" % value
+        self._flush_if_full()
 
     def null(self) -> None:
         """Absence, in the form of the connection's protocol."""
         self._text += b"_\r\n" if self.resp3 else b"$-1\r\n"
+        self._flush_if_full()
 
     def bulk(self, value: bytes | str) -> None:
         """A short string, copied."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import threading
@@ -68,10 +69,14 @@ class _BoundedServer(ThreadingHTTPServer):
         super().__init__((address.host, address.port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there is no thread to be had
+            self._slots.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -83,6 +88,16 @@ class _BoundedServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
     server: _BoundedServer
+
+    def handle(self) -> None:
+        # `timeout` is for each wait; a client that sends drop by drop would have its slot for as long as it likes.
+        cut = threading.Timer(_REQUEST_SECONDS, _cut, (self.connection,))
+        cut.daemon = True
+        cut.start()
+        try:
+            super().handle()
+        finally:
+            cut.cancel()
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
@@ -102,3 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _cut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

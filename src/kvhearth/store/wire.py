@@ -49,6 +49,11 @@ class WireConnection:
         self.calls += 1
         self.answered = False
 
+    @property
+    def clean(self) -> bool:
+        """Whether nothing has been received beyond the replies that were read."""
+        return self._start == self._end
+
     def close(self) -> None:
         """Drop the connection."""
         with contextlib.suppress(OSError):
