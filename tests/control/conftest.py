@@ -64,3 +64,9 @@ def is_gone(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def children_left() -> list[psutil.Process]:
+    """Processes below this one, but for the tracker that multiprocessing keeps when an earlier test used a pool."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "multiprocessing.resource_tracker" not in " ".join(child.cmdline())]

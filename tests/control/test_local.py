@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from rich.console import Console
 from rich.progress import Progress
@@ -17,7 +16,7 @@ from kvhearth.control import LocalStack, State
 from kvhearth.errors import UserError
 from kvhearth.stack import Emulator, Offload, Pool, Router, Stack, Store
 
-from .conftest import is_gone
+from .conftest import children_left, is_gone
 
 POOL = Pool(
     name="chat",
@@ -88,14 +87,14 @@ def test_a_start_can_be_called_off_and_leaves_nothing(short_dir: Path, monkeypat
         assert running.wait_ready(cancelled=lambda: True) is False
         assert list(short_dir.iterdir())
     assert list(short_dir.iterdir()) == []
-    assert psutil.Process().children(recursive=True) == []
+    assert children_left() == []
 
 
 def test_a_stack_that_does_not_fit_starts_nothing() -> None:
     stack = Stack(name="big", pools=(Pool(model="Llama-3.1-70B"),))
     with pytest.raises(UserError, match=r"^big: pools\[0\]\.gpu: Llama-3.1-70B does not fit"):
         LocalStack(stack)
-    assert psutil.Process().children(recursive=True) == []
+    assert children_left() == []
 
 
 def test_a_log_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kvhearth.control.ports import PortKeeper
 from kvhearth.control.supervisor import Event, State, Supervisor
 from kvhearth.errors import UserError
 
-from .conftest import eventually, is_gone, server
+from .conftest import children_left, eventually, is_gone, server
 
 QUICK = RestartPolicy(first_delay_seconds=0.05, short_life_seconds=0.0)
 
@@ -80,7 +80,7 @@ def test_a_child_that_cannot_start_fails_the_whole_start_with_its_own_words(tmp_
     supervisor.start()
     with pytest.raises(UserError, match=r"^bad: exited with code 2 before the stack was ready: --flag: no such flag$"):
         supervisor.wait_settled(30)
-    assert psutil.Process().children(recursive=True) == []
+    assert children_left() == []
 
 
 def test_a_program_that_does_not_exist_fails_the_start(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_child_that_never_answers_fails_the_start_at_its_deadline(tmp_path: Pa
     supervisor.start()
     with pytest.raises(UserError, match=r"^slow: not ready within 1 s .*; it last said: loading$"):
         supervisor.wait_settled(30)
-    assert psutil.Process().children(recursive=True) == []
+    assert children_left() == []
 
 
 def test_a_child_that_keeps_dying_is_reported_with_its_last_lines_and_the_rest_goes_on(
@@ -181,7 +181,7 @@ def test_a_child_that_ignores_sigterm_is_killed_at_the_deadline_with_what_it_sta
     supervisor = Supervisor([spec], tmp_path, stop_seconds=0.3)
     supervisor.start()
     assert supervisor.wait_settled(30)
-    family = psutil.Process().children(recursive=True)
+    family = children_left()
     assert len(family) == 2
     supervisor.stop()
     assert all(is_gone(member.pid) for member in family)
@@ -219,7 +219,7 @@ def test_stopping_during_the_start_leaves_nothing(tmp_path: Path, ports: PortKee
     supervisor.start()
     eventually(lambda: supervisor.child("slow").pid is not None, "started")
     supervisor.stop()
-    assert psutil.Process().children(recursive=True) == []
+    assert children_left() == []
 
 
 def test_children_outlive_the_thread_that_asked_for_them(tmp_path: Path, ports: PortKeeper) -> None:
