@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -140,7 +141,7 @@ def measure_modes(
     for mode in MODES:
         steps.on_mode(mode)
         measured[mode] = measure(
-            lambda s, mode=mode: scenario.stack(mode, s),  # type: ignore[misc]
+            partial(scenario.stack, mode),
             workload,
             time_scale=scale,
             lag_limit_seconds=lag_limit_seconds(predicted[mode]),
