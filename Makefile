@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --con
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-vllm bench lint format docs constraints clean
+.PHONY: help setup demo demo-vllm up test test-vllm bench lint format docs constraints clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ setup: $(VENV)/.dev ## Make .venv with everything that development needs
 
 demo: $(VENV)/.run ## Run one workload three ways (none, native, shared) and show what offloading saved
 	@$(BIN)/kvhearth demo $(ARGS)
+
+demo-vllm: $(VENV)/.run ## The same on two real vLLM engines of this CPU, small (own environment: .venv-vllm)
+	@sh tests/vllm/install.sh .venv-vllm
+	@$(BIN)/kvhearth demo --engine vllm --python .venv-vllm/bin/python $(ARGS)
 
 up: $(VENV)/.run ## Run a stack on this machine: four emulated engines, router, store (Ctrl-C stops it)
 	@$(BIN)/kvhearth up $(or $(ARGS),examples/local.yaml)

@@ -21,7 +21,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvhearth.engine import EngineConfig, EngineModel, EngineRequest, NoTransfers
+sys.path = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]  # has a vllm.py
+
+from kvhearth.engine import EngineConfig, EngineModel, EngineRequest, NoTransfers  # noqa: E402
 
 BLOCK_SIZE = 16
 RUNNING = 32

@@ -81,3 +81,34 @@ def test_a_report_that_cannot_be_written_is_said(
     blocked.write_text("")
     assert run(["simulate", "--trace", str(trace), "--out", str(blocked)]) == 2
     assert "cannot write the report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pool", "line"),
+    [
+        (
+            "engine: vllm, offload: {mode: lmcache}",
+            "offload.mode: 'lmcache' is run, not modelled; simulate mode native",
+        ),
+        (
+            "engine: vllm, block_size: 32, vllm: {device: cpu}",
+            "vllm.device: engines on a CPU are not modelled; measure",
+        ),
+    ],
+)
+def test_what_has_no_model_is_refused(
+    pool: str, line: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack = tmp_path / "stack.yaml"
+    stack.write_text(f"pools: [{{model: Llama-3.1-8B, {pool}}}]")
+    assert run(["simulate", "--stack", str(stack), "--trace", str(trace)]) == 2
+    assert capsys.readouterr().err.startswith(f"kvhearth: error: {stack}: pools[0].{line}")
+
+
+def test_real_engines_on_a_gpu_are_simulated_by_the_catalog(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack = tmp_path / "stack.yaml"
+    stack.write_text("pools: [{model: meta-llama/Llama-3.1-8B-Instruct, engine: vllm, gpu: H100}]")
+    assert run(["simulate", "--stack", str(stack), "--trace", str(trace), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["predicted"]) == {"none", "native"}

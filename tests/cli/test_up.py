@@ -117,7 +117,7 @@ def family(up: Up) -> list[psutil.Process]:
 
 
 def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if "kvh" in name or "vllm_offload" in name}
+    return {name for name in os.listdir("/dev/shm") if "kvh" in name}
 
 
 def test_what_is_killed_comes_back_where_it_was_and_ctrl_c_leaves_nothing(

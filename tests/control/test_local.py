@@ -24,7 +24,7 @@ POOL = Pool(
     served_model_name="llama",
     replicas=1,
     num_gpu_blocks_override=512,
-    offload=Offload(mode="shared", dram_size=1 << 30, blocks_per_chunk=16),
+    offload=Offload(mode="shared", dram_size=1 << 30, blocks_per_chunk=16, dram_admission="lazy"),
     emulator=Emulator(time_scale=100.0),
 )
 

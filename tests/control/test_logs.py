@@ -42,3 +42,16 @@ def test_the_last_error_is_the_childs_own_error_line_else_its_last_line(tmp_path
     assert log.last_error() == "boom"
     log.path.write_text("starting\nkvhearth: error: port 1 is taken\nbye\n")
     assert log.last_error() == "port 1 is taken"
+
+
+def test_what_vllms_last_words_point_back_to_is_the_last_error(tmp_path: Path) -> None:
+    log = BoundedLog(tmp_path / "a.log")
+    log.path.write_text(
+        "(Worker pid=8) ERROR 11-30 [core.py:9] ValueError: not enough KV for 4096 tokens\n"
+        "(EngineCore pid=7) Exception: WorkerProc initialization failed. See stack trace for root cause.\n"
+        + "(APIServer pid=6)   File 'x.py', line 1\n"
+        * 300
+        + "(APIServer pid=6) RuntimeError: Engine core initialization failed. See root cause above. Failed: {}\n"
+        "leaked shared_memory objects to clean up at shutdown\n"
+    )
+    assert log.last_error() == "ValueError: not enough KV for 4096 tokens"

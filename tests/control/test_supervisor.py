@@ -265,3 +265,45 @@ supervisor.wait_ended(60)
     parent.wait()
     parent.stdout.close()
     eventually(lambda: is_gone(child), "child gone")
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "child"])
+def test_what_a_child_with_children_started_dies_with_either_of_them(
+    victim: str, tmp_path: Path, ports: PortKeeper
+) -> None:
+    """As vLLM's engine core would live on, with all its memory, when its server or the supervisor is killed."""
+    port = ports.take("127.0.0.1", 0, where="x")
+    code = server("a", port, before="import subprocess; subprocess.Popen(['sleep', '600'])").argv[-1]
+    program = f"""
+import sys, time
+from pathlib import Path
+from kvhearth.control.child import ChildSpec, Process
+from kvhearth.control.logs import BoundedLog
+spec = ChildSpec("a", (sys.executable, "-c", {code!r}), "http://127.0.0.1:{port}/", has_children=True)
+child = Process(spec, BoundedLog(Path({str(tmp_path)!r}) / "a.log"))
+while child.probe() != 200:
+    time.sleep(0.05)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+    supervisor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert supervisor.stdout is not None
+    pid = int(supervisor.stdout.readline())
+    family = psutil.Process(pid).children(recursive=True)
+    assert "sleep" in [member.name() for member in family]
+    os.kill(supervisor.pid if victim == "supervisor" else pid, signal.SIGKILL)
+    eventually(lambda: is_gone(pid) and all(is_gone(member.pid) for member in family), "the whole family gone")
+    supervisor.kill()
+    supervisor.wait()
+    supervisor.stdout.close()
+
+
+def test_a_guard_does_not_keep_an_orderly_end_waiting(tmp_path: Path, ports: PortKeeper) -> None:
+    spec = replace(server("a", ports.take("127.0.0.1", 0, where="x")), has_children=True)
+    supervisor = Supervisor([spec], tmp_path, stop_seconds=600)
+    supervisor.start()
+    assert supervisor.wait_settled(30)
+    family = children_left()
+    assert len(family) == 2
+    supervisor.stop()
+    eventually(lambda: all(is_gone(member.pid) for member in family), "child and guard gone")

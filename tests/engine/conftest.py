@@ -16,8 +16,9 @@ class ScriptedTransfers:
     Args:
         store: chunk hashes the store holds; puts add to it.
         delay: steps a job takes; 0 = done in the next step.
-        ok: how many of a job's keys arrive (default: all that exist).
+        ok: how many of a fetch's or put's keys arrive (default: all that exist).
         lookup_delay: times a lookup answers None first.
+        flush_ns: what waiting for saves takes.
     """
 
     def __init__(
@@ -26,19 +27,21 @@ class ScriptedTransfers:
         delay: Callable[[Job], int] = lambda job: 0,
         ok: Callable[[Job], int] = lambda job: len(job.keys),
         lookup_delay: int = 0,
+        flush_ns: int = 0,
     ) -> None:
         self.store: set[int] = set() if store is None else store
         self.jobs: list[Job] = []
         self.in_flight: dict[int, tuple[int, Job]] = {}
-        self.lookups: dict[str, tuple[tuple[int, ...], int]] = {}
+        self.lookups: dict[str, dict[tuple[int, ...], int]] = {}
+        self.flushed: list[int] = []
         self.questions = 0
         self.most_in_flight = 0
-        self._delay, self._ok, self._lookup_delay = delay, ok, lookup_delay
+        self._delay, self._ok, self._lookup_delay, self._flush_ns = delay, ok, lookup_delay, flush_ns
 
     def lookup(self, request_id: str, keys: Sequence[int]) -> int | None:
-        asked, times = self.lookups.get(request_id, ((), 0))
-        times = times + 1 if asked == tuple(keys) else 0
-        self.lookups[request_id] = (tuple(keys), times)
+        lookups = self.lookups.setdefault(request_id, {})
+        times = lookups.get(tuple(keys), 0)
+        lookups[tuple(keys)] = times + 1
         self.questions += times == 0
         if times < self._lookup_delay:
             return None
@@ -50,6 +53,14 @@ class ScriptedTransfers:
         self.jobs.append(job)
         self.in_flight[job.job_id] = (self._delay(job), job)
         self.most_in_flight = max(self.most_in_flight, sum(len(job.keys) for _, job in self.in_flight.values()))
+
+    def flush(self, job_ids: Sequence[int]) -> int:
+        for job_id in job_ids:
+            _, job = self.in_flight[job_id]
+            assert job.kind is JobKind.SAVE
+            self.in_flight[job_id] = (0, job)
+        self.flushed += job_ids
+        return self._flush_ns
 
     def finished(self) -> Sequence[JobDone]:
         done = [job for left, job in self.in_flight.values() if left <= 0]
@@ -66,7 +77,7 @@ class ScriptedTransfers:
         return next((i for i, key in enumerate(keys) if key not in self.store), len(keys))
 
     def _finish(self, job: Job) -> int:
-        ok = self._ok(job)
+        ok = self._ok(job) if job.kind in (JobKind.FETCH, JobKind.PUT) else len(job.keys)
         if job.kind is JobKind.FETCH:
             ok = min(ok, self._held(job.keys))
         if job.kind is JobKind.PUT:

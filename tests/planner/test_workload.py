@@ -1,6 +1,6 @@
 """Segments name text: equal names are equal text, and the chains compare text without making it."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvhearth.engine.tokens import block_hashes, decode, encode, output_tokens, prompt_seed
@@ -48,16 +48,22 @@ def test_chain_over_names_agrees_exactly_where_the_engines_hashes_do(
     assert len(content_chain(a, block)) == len(encode(text(a))) // block
 
 
-@given(segments, segments)
-def test_chain_over_names_agrees_exactly_where_the_text_does(a: tuple[Segment, ...], b: tuple[Segment, ...]) -> None:
-    unit = 32
+@given(segments, segments, st.sampled_from([WORD_BYTES, 6 * WORD_BYTES, 32]))
+@example((Segment(0, 19), Segment(0, 1)), (Segment(0, 20),), 32)
+def test_chain_over_names_agrees_exactly_where_the_text_does(
+    a: tuple[Segment, ...], b: tuple[Segment, ...], unit: int
+) -> None:
     left, right = text(a), text(b)
     shared = 0
     while (shared + 1) * unit <= min(len(left), len(right)) and left[: (shared + 1) * unit] == right[
         : (shared + 1) * unit
     ]:
         shared += 1
-    assert common(content_chain(a, unit, WORD_BYTES), content_chain(b, unit, WORD_BYTES)) == shared
+    by_name = common(content_chain(a, unit, WORD_BYTES), content_chain(b, unit, WORD_BYTES))
+    if unit % WORD_BYTES:  # a unit ends within a word: two different words may begin alike, which names do not see
+        assert by_name <= shared
+    else:
+        assert by_name == shared
 
 
 def test_generated_text_is_a_function_of_the_prompt_and_comes_back_as_the_same_tokens() -> None:

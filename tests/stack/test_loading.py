@@ -118,9 +118,13 @@ POOL = "pools: [{model: m, %s}]"
         (POOL % "offload: {mod: native}", "f.yaml: pools[0].offload.mod: unknown key; did you mean mode?"),
         (
             POOL % "offload: {zzz: 1}",
-            "f.yaml: pools[0].offload.zzz: unknown key; known here: blocks_per_chunk, dram_size, mode",
+            "f.yaml: pools[0].offload.zzz: unknown key; "
+            "known here: blocks_per_chunk, dram_admission, dram_size, lookup_timeout_seconds, mode, store_admission",
         ),
-        (POOL % "offload: {mode: fast}", "f.yaml: pools[0].offload.mode: 'fast': want 'none', 'native' or 'shared'"),
+        (
+            POOL % "offload: {mode: fast}",
+            "f.yaml: pools[0].offload.mode: 'fast': want 'none', 'native', 'shared' or 'lmcache'",
+        ),
         (POOL % "offload: shared", "f.yaml: pools[0].offload: 'shared': want a mapping"),
         (
             POOL % "offload: {mode: shared}",
@@ -131,12 +135,7 @@ POOL = "pools: [{model: m, %s}]"
             "f.yaml: pools[0].offload.dram_size: '4 cows': "
             "write bytes or a number with a unit, such as 512MiB, 2GiB or 10GB",
         ),
-        (
-            POOL % "engine: vllm",
-            "f.yaml: pools[0].engine: 'vllm': real vLLM engines need the connector, "
-            "which this version does not have; set engine: emulated",
-        ),
-        (POOL % "engine: sglang", "f.yaml: pools[0].engine: 'sglang': want 'emulated'"),
+        (POOL % "engine: sglang", "f.yaml: pools[0].engine: 'sglang': want 'emulated' or 'vllm'"),
         (POOL % "replicas: 0", "f.yaml: pools[0].replicas: 0: want at least 1"),
         (POOL % "block_size: 17", "f.yaml: pools[0].block_size: 17: want a power of two, such as 16"),
         (POOL % "name: A B", "f.yaml: pools[0].name: 'A B': want lower case letters, digits and dashes"),
@@ -225,6 +224,6 @@ def test_the_schema_refuses_unknown_keys_and_offers_the_modes() -> None:
     schema = stack_schema()
     assert schema["additionalProperties"] is False
     assert schema["$defs"]["Pool"]["additionalProperties"] is False
-    assert schema["$defs"]["Offload"]["properties"]["mode"]["enum"] == ["none", "native", "shared"]
+    assert schema["$defs"]["Offload"]["properties"]["mode"]["enum"] == ["none", "native", "shared", "lmcache"]
     assert schema["required"] == ["pools"]
     assert schema["$defs"]["Pool"]["required"] == ["model"]

@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 from kvhearth.store.client import StoreClient
 from kvhearth.store.config import StoreConfig
 from kvhearth.store.server import StoreServer
 
 MIB = 2**20
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 StartStore = Callable[..., StoreServer]
 Script = Callable[[socket.socket], None]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kvhearth.errors import UserError
 from kvhearth.metrics import Registry, parse_exposition
-from kvhearth.store.client import Put, StoreClient
+from kvhearth.store.client import MAX_RECORD_BYTES, Put, StoreClient
 from kvhearth.store.header import HEADER_BYTES, Header
 from kvhearth.store.outcomes import GetResult, MissReason
 from kvhearth.store.server import StoreServer
@@ -94,6 +94,45 @@ class TestRows:
         assert client.match([b"absent", *keys]) == 0
         assert client.match([]) == 0
 
+    def test_exists_many_says_of_each_key_however_many(self, client: StoreClient) -> None:
+        keys = [b"%04d" % number for number in range(1500)]
+        client.put_many([Put(key, Header(), b"") for key in keys[::3]])
+        assert client.exists_many(keys) == [number % 3 == 0 for number in range(1500)]
+        assert client.exists_many([]) == []
+
+    def test_pins_hold_values_until_they_are_unpinned(self, client: StoreClient, store: StoreServer) -> None:
+        client.put_many([Put(key, Header(), bytes(MIB)) for key in (b"a", b"b")])
+        assert client.pin([b"a", b"b", b"absent"]) == 2
+        client.put_many([Put(b"%d" % number, Header(), bytes(MIB)) for number in range(20)])
+        assert client.exists_many([b"a", b"b"]) == [True, True]
+        assert client.stats()["pinned_bytes"] == str(store.table.stats().pinned_bytes)
+        assert client.unpin([b"a", b"absent"]) == 1
+        client.put_many([Put(b"%d" % number, Header(), bytes(MIB)) for number in range(20)])
+        assert client.exists_many([b"a", b"b"]) == [False, True]
+
+    def test_pins_beyond_the_stores_bound_are_none_and_no_outage(self, client: StoreClient) -> None:
+        keys = [b"%d" % number for number in range(7)]
+        client.put_many([Put(key, Header(), bytes(MIB)) for key in keys])
+        for _ in range(10):
+            assert client.pin(keys) == 0
+        assert client.counts["pin", "refused"] == 10
+        assert client.pin(keys[:3]) == 3
+
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(record=st.binary(max_size=MAX_RECORD_BYTES))
+    def test_a_small_record_comes_back_as_it_went(self, client: StoreClient, record: bytes) -> None:
+        assert client.put_record(b"record", record).stored
+        assert client.get_record(b"record") == (None, record)
+
+    def test_an_absent_record_is_told_from_a_silent_store(self, client: StoreClient, store: StoreServer) -> None:
+        assert client.get_record(b"nothing") == (MissReason.ABSENT, None)
+        store.stop()
+        assert client.get_record(b"nothing") == (MissReason.UNREACHABLE, None)
+
+    def test_a_record_too_large_is_a_mistake_of_the_caller(self, client: StoreClient) -> None:
+        with pytest.raises(ValueError, match="a record of 65537 bytes is longer than 65536"):
+            client.put_record(b"k", bytes(MAX_RECORD_BYTES + 1))
+
     def test_exists_delete_ping_and_stats(self, client: StoreClient) -> None:
         client.put(b"k", Header(), b"row")
         assert client.exists(b"k")
@@ -116,6 +155,13 @@ class TestRows:
             assert client.get_into(b"a", bytearray(MIB)).hit
             assert client.match([b"a", b"b", b"a"]) == 1
             assert client.match([b"a", b"a"]) == 2
+            for asker in (client, dial(f"unix:{path}")):
+                assert asker.exists_many([b"a", b"b", b"a"]) == [True, False, True]
+            for pinner in (client, dial(f"unix:{path}")):
+                assert [pinner.pin([b"a"]) for _ in range(10)] == [pinner.unpin([b"a"]) for _ in range(10)] == [0] * 10
+                assert pinner.ping() is None
+            assert client.put_record(b"record", b"{}").stored
+            assert client.get_record(b"record").record == b"{}"
             assert int(client.stats()["used_memory"]) > MIB
         finally:
             process.terminate()
@@ -182,6 +228,7 @@ class TestMisses:
             assert client.get_into(b"k", bytearray(1)).reason is MissReason.UNREACHABLE
             assert not client.put(b"k", Header(), b"").stored
             assert (client.match([b"k"]), client.exists(b"k"), client.stats()) == (0, False, {})
+            assert (client.exists_many([b"k", b"l"]), client.pin([b"k"]), client.unpin([b"k"])) == ([False] * 2, 0, 0)
 
     @pytest.mark.parametrize(
         "answer", [b"HTTP/1.1 400 Bad Request\r\n", b"$x\r\n", b":1\r\n", b"$70\r\n" + bytes(75) + b"\r\n", bytes(5000)]
@@ -205,6 +252,35 @@ class TestMisses:
         assert client.match([b"a", b"b", b"c"]) == 3
         assert client.match([b"a", b"b"]) == 0
         assert client.counts["match", "protocol"] == 1
+
+    @pytest.mark.parametrize("answer", [b"*1\r\n:1\r\n", b":1\r\n", b"*2\r\n:1\r\n+OK\r\n"])
+    def test_too_few_or_other_answers_than_asked_for_are_none(
+        self, dial: Callable[..., StoreClient], fake_store: Callable[..., Any], answer: bytes
+    ) -> None:
+        def script(sock: socket.socket) -> None:
+            sock.recv(4096)
+            sock.sendall(answer)
+
+        client = dial(fake_store(script).address)
+        assert client.exists_many([b"a", b"b"]) == [False, False]
+        assert client.counts["exists", "protocol"] == 1
+
+    def test_a_store_that_knows_no_kv_commands_is_told_so_once(
+        self, dial: Callable[..., StoreClient], fake_store: Callable[..., Any]
+    ) -> None:
+        asked: list[bytes] = []
+
+        def script(sock: socket.socket) -> None:
+            while data := sock.recv(4096):
+                asked.append(data.split(b"\r\n")[2])
+                sock.sendall(b"-ERR unknown command\r\n" if asked[-1].startswith(b"KV.") else b":1\r\n")
+
+        client = dial(fake_store(script).address)
+        for _ in range(3):
+            assert client.exists_many([b"a"]) == [True]
+            assert client.match([b"a"]) == 1
+            assert client.pin([b"a"]) == 0
+        assert asked == [b"KV.EXISTS", *[b"EXISTS"] * 6]
 
     def test_a_reply_too_many_is_never_taken_for_the_next_calls(
         self, dial: Callable[..., StoreClient], fake_store: Callable[..., Any]
@@ -290,6 +366,66 @@ class TestDeadlines:
         assert client.counts[("exists", "timeout")] == 1
         assert [client.exists(b"fast") for _ in range(3)] == [False] * 3
         assert client.counts[("exists", "ok")] == 3
+
+    @pytest.mark.parametrize("where", ["tcp", "unix"])
+    def test_after_a_timeout_nothing_more_is_written_into_the_buffers(
+        self, dial: Callable[..., StoreClient], fake_store: Callable[..., Any], tmp_path: Path, where: str
+    ) -> None:
+        resume, sent = threading.Event(), threading.Event()
+
+        def script(sock: socket.socket) -> None:
+            sock.recv(1000)
+            sock.sendall(b"$1064\r\n" + b"\xaa" * 564)
+            resume.wait(SECONDS)
+            try:
+                for _ in range(100):
+                    sock.sendall(b"\xbb" * 500 + b"\r\n$1064\r\n" + b"\xcc" * 1064)
+            finally:
+                sent.set()
+
+        server = fake_store(script, tmp_path / "s" if where == "unix" else None)
+        client = dial(server.address)
+        buffers = [bytearray(1000), bytearray(1000)]
+        results = client.get_many_into([b"a", b"b"], buffers, timeout_seconds=0.1)
+        assert [result.reason for result in results] == [MissReason.TIMEOUT] * 2
+        assert bytes(buffers[0]) == b"\xaa" * 500 + bytes(500)
+        ours = [b"\x11" * 1000, b"\x22" * 1000]  # the buffers are the caller's again
+        for buffer, content in zip(buffers, ours, strict=True):
+            buffer[:] = content
+        resume.set()
+        assert sent.wait(SECONDS)
+        assert client.ping(timeout_seconds=0.05) is not None
+        assert [bytes(buffer) for buffer in buffers] == ours
+
+
+class TestThreads:
+    def test_several_threads_fetch_at_once_each_over_a_connection_of_its_own(
+        self, dial: Callable[..., StoreClient], start_store: Callable[..., StoreServer]
+    ) -> None:
+        store = start_store(capacity_bytes=32 * MIB)
+        client = dial(store.address, max_connections=4)
+        rows = {b"%d" % number: os.urandom(MIB) for number in range(16)}
+        client.put_many([Put(key, Header(), row) for key, row in rows.items()])
+        start = threading.Barrier(4)
+        wrong: list[object] = []
+
+        def work(number: int) -> None:
+            keys = [b"%d" % (number * 4 + place) for place in range(4)]
+            buffers = [bytearray(MIB) for _ in keys]
+            start.wait(SECONDS)
+            for _ in range(5):
+                results = client.get_many_into(keys, buffers)
+                wrong.extend(result for result in results if not result.hit)
+                wrong.extend(key for key, buffer in zip(keys, buffers, strict=True) if buffer != rows[key])
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+        assert not wrong
+        assert client.counts["get", "ok"] == 80
+        assert int(client.stats()["total_connections_received"]) <= 4
 
 
 class TestOutages:

@@ -12,6 +12,7 @@ from kvhearth.store.header import (
     ForeignVersionError,
     Header,
     HeaderError,
+    group_of,
     unpack_header,
 )
 
@@ -73,6 +74,15 @@ def test_the_layout_is_fixed() -> None:
 def test_what_is_no_header_says_why(raw: bytes, complaint: str) -> None:
     with pytest.raises(HeaderError, match=complaint):
         unpack_header(raw)
+
+
+@given(headers)
+def test_the_group_is_read_from_a_value_that_is_a_row_and_is_none_elsewhere(header: Header) -> None:
+    value = header.sealed(b"key", b"row").pack() + b"row"
+    assert group_of(value) == header.group
+    assert group_of(value[: HEADER_BYTES - 1]) == 0
+    assert group_of(b"X" + value[1:]) == 0
+    assert group_of(b"") == 0
 
 
 def test_another_version_is_told_apart_from_rubbish() -> None:

@@ -20,6 +20,7 @@ from kvhearth.errors import UserError
 from kvhearth.metrics import parse_exposition
 from kvhearth.store.address import connect
 from kvhearth.store.config import StoreConfig
+from kvhearth.store.header import HEADER_BYTES, Header
 from kvhearth.store.server import StoreServer
 from kvhearth.store.wire import encode_command
 
@@ -75,11 +76,15 @@ class TestWithRedisCli:
         assert run("exists", "k", "k", "absent") == "2"
         assert run("strlen", "k") == "1"
         assert run("kv.match", "k", "absent", "k") == "1"
+        assert run("kv.exists", "k", "absent", "k") == "1\n0\n1"
+        assert run("kv.pin", "k", "absent") == "1"
+        assert run("kv.unpin", "k", "absent") == "1"
         assert run("dbsize") == "1"
         assert run("del", "k") == "1"
         assert run("echo", "hello there") == "hello there"
         assert run("select", "0") == "OK"
         assert run("flushdb") == "OK"
+        assert run("flushall") == "OK"
         assert "used_memory:0" in run("info", "memory")
         assert run("command", "count") == str(len(run("command", "docs").split("generic")) - 1)
 
@@ -97,6 +102,7 @@ class TestWithRedisCli:
             (["select", "1"], "ERR DB index is out of range"),
             (["hello", "4"], "NOPROTO unsupported protocol version"),
             (["auth", "secret"], "ERR AUTH <password> called without any password configured"),
+            (["kv.pin"], "ERR wrong number of arguments for 'kv.pin' command"),
             (["set", "k" * 600, "v"], "ERR key of 600 bytes is longer than 512"),
         ],
     )
@@ -158,6 +164,68 @@ class TestWithRedisPy:
         assert [bool(redis_py.exists(f"k{number}")) for number in (0, 23, 24, 39)] == [False, False, True, True]
 
 
+class TestPins:
+    def test_pinned_values_stay_whatever_comes(self, redis_py: redis.Redis, store: StoreServer) -> None:
+        for number in range(8):
+            redis_py.set(f"pinned{number}", bytes([number]) * (MIB // 2 - 100))
+        assert redis_py.execute_command("KV.PIN", *[f"pinned{number}" for number in range(8)]) == 8
+        for number in range(100):
+            assert redis_py.set(f"k{number}", bytes(MIB // 2))
+        values = redis_py.mget([f"pinned{number}" for number in range(8)])
+        assert values == [bytes([number]) * (MIB // 2 - 100) for number in range(8)]
+        memory = redis_py.info("memory")
+        assert memory["pinned_bytes"] == memory["max_pinned_bytes"] == 4 * MIB
+        assert figures(store)["kvhearth_store_pinned_bytes"][()] == 4 * MIB
+
+    def test_pinning_more_than_half_of_the_store_is_refused_by_name_and_the_rest_stays_pinned(
+        self, redis_py: redis.Redis
+    ) -> None:
+        for number in range(16):
+            redis_py.set(f"k{number}", bytes(MIB // 2))
+        assert redis_py.execute_command("KV.PIN", *[f"k{number}" for number in range(8)]) == 8
+        with pytest.raises(redis.ResponseError, match="half of this store, 4194304 bytes and 2048 values"):
+            redis_py.execute_command("KV.PIN", "k8")
+        assert redis_py.execute_command("KV.PIN", "k0", "absent") == 1
+        assert redis_py.execute_command("KV.UNPIN", "k0", "k1", "k8") == 2
+        assert redis_py.execute_command("KV.PIN", "k8", "k9") == 2
+
+    def test_deleting_and_flushing_drop_pins(self, redis_py: redis.Redis) -> None:
+        for command in (("DEL", "k"), ("FLUSHALL",)):
+            redis_py.set("k", "v")
+            assert redis_py.execute_command("KV.PIN", "k") == 1
+            redis_py.execute_command(*command)
+            assert redis_py.info("memory")["pinned_bytes"] == 0
+            assert redis_py.execute_command("KV.UNPIN", "k") == 0
+
+
+class TestGroups:
+    def test_info_and_metrics_say_what_each_group_has(self, redis_py: redis.Redis, store: StoreServer) -> None:
+        for key, group, length in ((b"a", 0xBEEF, 1000), (b"b", 0xBEEF, 500), (b"c", 0, 10)):
+            row = bytes(length)
+            redis_py.set(key, Header(group=group).sealed(key, row).pack() + row)
+        redis_py.set("no row", "as any Redis client puts it")
+        redis_py.set("empty", "")
+        shares = redis_py.info("groups")
+        assert shares["group_0000beef"] == {"bytes": 1500 + 2 * HEADER_BYTES, "values": 2}
+        assert shares["group_00000000"] == {"bytes": 10 + HEADER_BYTES + 27, "values": 3}
+        page = figures(store)
+        assert page["kvhearth_store_group_bytes"][(("group", "0000beef"),)] == 1500 + 2 * HEADER_BYTES
+        assert page["kvhearth_store_group_values"][(("group", "00000000"),)] == 3
+        redis_py.delete("a", "b")
+        assert "group_0000beef" not in redis_py.info("groups")
+
+    def test_a_thousand_groups_are_sixty_four_and_the_others(self, redis_py: redis.Redis, store: StoreServer) -> None:
+        pipe = redis_py.pipeline(transaction=False)
+        for group in range(1000):
+            key = b"%d" % group
+            pipe.set(key, Header(group=group).sealed(key, b"").pack())
+        pipe.execute()
+        shares = redis_py.info("groups")
+        assert len(shares) == 65
+        assert shares["group_other"] == {"bytes": 936 * HEADER_BYTES, "values": 936}
+        assert len(figures(store)["kvhearth_store_group_bytes"]) == 65
+
+
 class TestPassword:
     @pytest.fixture
     def locked(self, start_store: Callable[..., StoreServer]) -> StoreServer:
@@ -178,7 +246,9 @@ class TestPassword:
         ):
             client.ping()
 
-    @pytest.mark.parametrize("args", [(b"GET", b"k"), (b"SET", b"k", b"v"), (b"INFO",), (b"NOSUCH",), (b"HELLO", b"3")])
+    @pytest.mark.parametrize(
+        "args", [(b"GET", b"k"), (b"SET", b"k", b"v"), (b"INFO",), (b"KV.PIN", b"k"), (b"NOSUCH",), (b"HELLO", b"3")]
+    )
     def test_without_one_nothing_is_answered(self, locked: StoreServer, args: tuple[bytes, ...]) -> None:
         with open_socket(locked) as sock:
             assert ask(sock, *args).startswith(b"-NOAUTH")

@@ -65,8 +65,9 @@ def _hasher(block_size: int) -> Any:
 class VllmScheduler:
     """vLLM's Scheduler with the limits of an `EngineConfig`, sampling one fixed token for each request that is due."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, kv_transfer_config: Any = None) -> None:
         vllm_config = copy.copy(_vllm_config())
+        vllm_config.kv_transfer_config = kv_transfer_config
         vllm_config.scheduler_config = scheduler = copy.copy(vllm_config.scheduler_config)
         vllm_config.cache_config = cache = copy.copy(vllm_config.cache_config)
         vllm_config.model_config = model = copy.copy(vllm_config.model_config)
@@ -94,20 +95,17 @@ class VllmScheduler:
         )
         self._pool = self.scheduler.kv_cache_manager.block_pool
         self._block_size = config.block_size
-        self._hasher = _hasher(config.block_size) if config.enable_prefix_caching else None
+        hashes = config.enable_prefix_caching or kv_transfer_config is not None
+        self._hasher = _hasher(config.block_size) if hashes else None
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
 
     def submit(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> None:
-        params = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=list(prompt),
-            sampling_params=params,
-            pooling_params=None,
-            block_hasher=self._hasher,
-        )
-        self.scheduler.add_request(request)
+        self.scheduler.add_request(self._request(request_id, prompt, output_tokens))
+
+    def hash_blocks(self, tokens: Sequence[int]) -> list[bytes]:
+        """vLLM's hashes of the full blocks of these tokens."""
+        return list(self._request("", tokens, 1).block_hashes)
 
     def abort(self, request_id: str) -> None:
         from vllm.v1.request import RequestStatus
@@ -130,6 +128,7 @@ class VllmScheduler:
         """Tokens scheduled by request, in scheduling order, and the ids preempted."""
         scheduler = self.scheduler
         output = scheduler.schedule()
+        transferred = self.transfer(output)
         scheduled = dict(output.num_scheduled_tokens)
         preempted = sorted(output.preempted_req_ids or ())
         sampled = []
@@ -145,9 +144,27 @@ class VllmScheduler:
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=[],
+                kv_connector_output=transferred,
             ),
         )
         for stats in [out.scheduler_stats for out in outputs.values() if out.scheduler_stats is not None]:
-            self.prefix_cache_queries += stats.prefix_cache_stats.queries
-            self.prefix_cache_hits += stats.prefix_cache_stats.hits
+            self.count(stats)
         return scheduled, preempted
+
+    def _request(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> Request:
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+            pooling_params=None,
+            block_hasher=self._hasher,
+        )
+
+    def transfer(self, output: Any) -> Any:
+        """What a worker would do for the connector in this step, of which there is none here."""
+        return None
+
+    def count(self, stats: Any) -> None:
+        """Add up what a step reports."""
+        self.prefix_cache_queries += stats.prefix_cache_stats.queries
+        self.prefix_cache_hits += stats.prefix_cache_stats.hits

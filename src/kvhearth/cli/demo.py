@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from rich.progress import Progress, TaskID
 
 from kvhearth.cli import console
+from kvhearth.cli.demo_vllm import demo_vllm
 from kvhearth.cli.tables import comparison_table
 from kvhearth.cli.workloads import (
     RequestsOption,
@@ -21,6 +23,7 @@ from kvhearth.cli.workloads import (
 )
 from kvhearth.control.demo import MODES, Scenario, Steps, compare, measure_modes
 from kvhearth.control.measure import Measured
+from kvhearth.errors import UserError
 from kvhearth.planner.breakeven import Curve, runs_of, sweep
 from kvhearth.planner.deployment import cluster_of
 from kvhearth.planner.outcome import Served
@@ -28,6 +31,13 @@ from kvhearth.planner.workload import Slo, Workload
 from kvhearth.units import format_bytes
 
 _MOST_ERRORS_SHOWN = 3
+
+
+class EngineKind(Enum):
+    """What the demo runs on."""
+
+    EMULATED = "emulated"
+    VLLM = "vllm"
 
 
 def demo(
@@ -42,6 +52,12 @@ def demo(
             min=0.25, max=100, help="Emulated seconds a second; by default as fast as this machine keeps up with."
         ),
     ] = None,
+    engine: Annotated[
+        EngineKind, typer.Option(help="vllm: two real engines on this CPU, with a workload of their own.")
+    ] = EngineKind.EMULATED,
+    python: Annotated[
+        str | None, typer.Option(help="With --engine vllm: interpreter of the environment that has vLLM and kvhearth.")
+    ] = None,
 ) -> None:
     """Show what offloading saves, on this machine and without a GPU: 4 emulated H100 serve one workload three times.
 
@@ -55,7 +71,15 @@ def demo(
     - `kvhearth demo --workload no-reuse`: short prompts that share nothing, where offloading does not pay
 
     - `kvhearth demo --trace conversation.jsonl --requests 1000 --out report/mooncake`
+
+    - `kvhearth demo --engine vllm --python .venv-vllm/bin/python`: the real thing, small, in some five minutes
     """
+    if engine is EngineKind.VLLM:
+        _only_for_emulated(workload, trace, requests, seed, time_scale)
+        demo_vllm(python, out)
+        return
+    if python is not None:
+        raise UserError(f"{python!r} without --engine vllm", where="--python", remedy="add it, or leave this out")
     check_out(out)
     played = read_workload(workload, trace, requests, seed, Scenario.most_tokens())
     scenario = Scenario().for_workload(played)
@@ -69,6 +93,22 @@ def demo(
     _footnotes(measured, played.slo)
     paths = write_report(comparison, out, "demo")
     console.out.print("Written: " + ", ".join(str(path) for path in paths), soft_wrap=True)
+
+
+def _only_for_emulated(
+    workload: str | None, trace: Path | None, requests: int | None, seed: int, time_scale: float | None
+) -> None:
+    """Refuse options that real engines do not heed."""
+    given = {
+        "--workload": workload,
+        "--trace": trace,
+        "--requests": requests,
+        "--seed": seed,
+        "--time-scale": time_scale,
+    }
+    for option, value in given.items():
+        if value not in (None, 0):
+            raise UserError(f"{value} with --engine vllm", where=option, remedy="leave it out")
 
 
 def _introduce(workload: Workload, scenario: Scenario) -> None:

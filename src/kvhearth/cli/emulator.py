@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,14 @@ from kvhearth.store.client import StoreClient
 from kvhearth.units import format_bytes, parse_bytes
 
 _STORE_CHECK_SECONDS = 2.0
+
+
+class Admission(Enum):
+    """When a chunk goes to DRAM."""
+
+    EAGER = "eager"
+    LAZY = "lazy"
+
 
 app = typer.Typer(help="A vLLM-compatible engine without GPU or weights.", no_args_is_help=True)
 
@@ -51,6 +60,9 @@ def serve(
         str, typer.Option("--dram-size", "--dram-bytes", help="DRAM tier, of modelled KV, such as 64GiB.")
     ] = "64GiB",
     blocks_per_chunk: Annotated[int, typer.Option(help="KV blocks moved and stored as one unit.")] = 1,
+    dram_admission: Annotated[
+        Admission, typer.Option(help="When a chunk goes to DRAM: once computed, or once its blocks are needed.")
+    ] = Admission.EAGER,
     store: Annotated[
         str | None,
         typer.Option(help=f"Mode shared: host:port or unix:/path; {STORE_PASSWORD_VARIABLE} for its password."),
@@ -96,6 +108,7 @@ def serve(
         offload_mode=offload_mode,
         dram_bytes=parse_bytes(dram_size, where="dram_size"),
         blocks_per_chunk=blocks_per_chunk,
+        dram_admission="lazy" if dram_admission is Admission.LAZY else "eager",
         store=store,
         store_password=read_secret(None, STORE_PASSWORD_VARIABLE, option=""),
         store_bytes_scale=store_bytes_scale,

@@ -33,6 +33,8 @@ VERBS: dict[str, Verb] = {
     "demo": Verb("kvhearth.cli.demo:demo", "Show what offloading saves, measured and predicted.", "all", _ALL),
     "simulate": Verb("kvhearth.cli.simulate:simulate", "Play a workload in virtual time.", "planner", ("matplotlib",)),
     "up": Verb("kvhearth.cli.up:up", "Run a whole stack on this machine.", "all", _EMULATOR),
+    "engine-args": Verb("kvhearth.cli.engine_args:engine_args", "Print the vLLM command of a Stack's real engines."),
+    "warm": Verb("kvhearth.cli.warm:warm", "Prefill and pin prompts that many requests begin with."),
     "store": Verb("kvhearth.cli.store:app", "The shared KV store.", "store"),
     "router": Verb("kvhearth.cli.router:app", "The OpenAI-compatible router.", "router", _HTTP),
     "emulator": Verb(

@@ -22,6 +22,7 @@ from kvhearth.cli.workloads import (
 )
 from kvhearth.control.demo import Scenario, compare
 from kvhearth.cost.verdict import ORDER
+from kvhearth.errors import UserError
 from kvhearth.planner.breakeven import FRACTIONS, runs_of, sweep
 from kvhearth.planner.deployment import cluster_of, most_tokens, with_mode
 from kvhearth.stack import Stack
@@ -61,6 +62,7 @@ def simulate(
         stacks, described = {mode: scenario.stack(mode) for mode in ORDER}, scenario.describe()
     else:
         deployment = Stack.from_yaml(stack)
+        _check_modelled(deployment, str(stack))
         modes = [mode for mode in ORDER if mode != "shared" or deployment.store is not None]
         stacks = {mode: with_mode(deployment, mode) for mode in modes}
         played = read_workload(workload, trace, requests, seed, most_tokens(deployment))
@@ -82,3 +84,19 @@ def simulate(
         paths = write_report(comparison, out, "simulate")
         if not as_json:
             console.out.print("Written: " + ", ".join(str(path) for path in paths), soft_wrap=True)
+
+
+def _check_modelled(stack: Stack, where: str) -> None:
+    """Raises:
+    UserError: something that the simulator has no model of.
+    """
+    for index, pool in enumerate(stack.pools):
+        place = f"{where}: pools[{index}]"
+        if pool.offload.mode == "lmcache":
+            raise UserError(
+                "'lmcache' is run, not modelled", where=f"{place}.offload.mode", remedy="simulate mode native or shared"
+            )
+        if pool.vllm.device == "cpu":
+            raise UserError(
+                "engines on a CPU are not modelled", where=f"{place}.vllm.device", remedy="measure them instead"
+            )

@@ -43,6 +43,8 @@ def up(
         running = LocalStack(stack, log_dir, where=str(file), on_event=_tell)
         try:
             running.start()
+            if not console.err.is_terminal and any(pool.engine == "vllm" for pool in stack.pools):  # no bar there
+                console.err.print("starting vLLM, which takes a minute or more …")
             with console.progress(percent=False) as bar:
                 ready = running.wait_ready(bar, cancelled=lambda: bool(received))
             if ready:

@@ -50,10 +50,11 @@ def check_out(out: Path) -> None:
         with TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise _unwritable(out, error) from None
+        raise unwritable(out, error) from None
 
 
-def _unwritable(out: Path, error: OSError) -> UserError:
+def unwritable(out: Path, error: OSError) -> UserError:
+    """What to say when the report cannot be written."""
     return UserError(
         f"cannot write the report ({error.strerror})", where=str(out), remedy="give another folder with --out"
     )
@@ -68,4 +69,4 @@ def write_report(comparison: Comparison, out: Path, stem: str) -> list[Path]:
     try:
         return write(comparison, out, stem)
     except OSError as error:
-        raise _unwritable(out, error) from None
+        raise unwritable(out, error) from None

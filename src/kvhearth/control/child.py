@@ -31,6 +31,7 @@ class ChildSpec:
         stage: children of a lower stage are ready before those of a higher one start, and end after them.
         env: variables set on top of the supervisor's own.
         start_seconds: deadline from its start to its readiness.
+        has_children: it starts processes of its own, which must not outlive it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ChildSpec:
     stage: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     start_seconds: float = START_SECONDS
+    has_children: bool = False
 
 
 class Process:
@@ -47,9 +49,10 @@ class Process:
     def __init__(self, spec: ChildSpec, log: BoundedLog) -> None:
         self._spec = spec
         sink = log.open_for_child()
+        guarded = tether.GUARDED if spec.has_children else tether.ALONE
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), *spec.argv],
+                [sys.executable, "-I", "-S", str(Path(tether.__file__)), str(os.getpid()), guarded, *spec.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -78,8 +81,12 @@ class Process:
         return self._popen.returncode
 
     def terminate(self) -> None:
-        """Ask it and what it started to end."""
-        self._signal(signal.SIGTERM)
+        """Ask it and what it started to end; one that has children of its own is asked alone and ends them itself, for
+        vLLM takes an engine core that ends before its server for a crash."""
+        if not self._spec.has_children:
+            self._signal(signal.SIGTERM)
+        elif self._popen.returncode is None:
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """End it and what it started."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from kvhearth.control.child import START_SECONDS, ChildSpec
+from kvhearth.control.vllm_args import EngineAddresses, vllm_command
 from kvhearth.stack import DEFAULT_GPU_MEMORY_UTILIZATION, Engine, Stack, Store
 from kvhearth.stack.fields import Address, parse_address
 
@@ -16,7 +18,7 @@ STORE, ENGINES, ROUTER = 0, 1, 2
 _FAULTED_BYTES_PER_SECOND = 2**29
 """A store takes all its memory before it serves; a slow, busy machine manages this much."""
 
-_NO_KEY_OF_ITS_OWN = {"KVHEARTH_EMULATOR_API_KEY": ""}
+_NO_KEY_OF_ITS_OWN = {"KVHEARTH_EMULATOR_API_KEY": "", "VLLM_API_KEY": ""}
 """The router asks clients for the key; a second one, from a variable set for another engine, would shut it out."""
 
 
@@ -29,18 +31,35 @@ class StoreAddresses:
     tcp: str | None
 
 
+class EventAddresses(NamedTuple):
+    """Where a real engine publishes its KV events, replays them, and tells what it holds, as ``host:port``."""
+
+    events: str
+    replay: str
+    snapshot: str
+
+
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where everything listens as ``host:port``, all ports chosen; engines by name."""
+    """Where everything listens as ``host:port``, all ports chosen; engines by name. ``events`` has those of the engines
+    that publish KV events."""
 
     router: str
     engines: Mapping[str, str]
     store: StoreAddresses | None
+    events: Mapping[str, EventAddresses] = field(default_factory=dict)
 
 
-def plan(stack: Stack, at: Addresses) -> list[ChildSpec]:
-    """The children of a stack, in the order in which people think of them: store, engines, router."""
-    children = [_engine(engine, at) for engine in stack.engines()]
+def plan(stack: Stack, at: Addresses, devices: Mapping[str, str]) -> list[ChildSpec]:
+    """The children of a stack, in the order in which people think of them: store, engines, router.
+
+    Args:
+        devices: of the real engines that have GPUs of their own, their ids as CUDA_VISIBLE_DEVICES takes them.
+    """
+    children = [
+        _vllm(engine, at, devices.get(engine.name)) if engine.pool.engine == "vllm" else _emulated(engine, at)
+        for engine in stack.engines()
+    ]
     children.append(_router(stack, at))
     if stack.store is not None and at.store is not None:
         children.insert(0, _store(stack.store, at.store))
@@ -63,7 +82,7 @@ def _store(store: Store, at: StoreAddresses) -> ChildSpec:
     return ChildSpec("store", argv, f"http://{at.metrics}/health", STORE, start_seconds=patience)
 
 
-def _engine(engine: Engine, at: Addresses) -> ChildSpec:
+def _emulated(engine: Engine, at: Addresses) -> ChildSpec:
     pool, listen = engine.pool, at.engines[engine.name]
     flags: dict[str, object] = {
         "--listen": listen,
@@ -80,7 +99,11 @@ def _engine(engine: Engine, at: Addresses) -> ChildSpec:
         "--offload-mode": pool.offload.mode,
     }
     if pool.offload.mode != "none":
-        flags |= {"--dram-size": pool.offload.dram_size, "--blocks-per-chunk": pool.offload.blocks_per_chunk}
+        flags |= {
+            "--dram-size": pool.offload.dram_size,
+            "--blocks-per-chunk": pool.offload.blocks_per_chunk,
+            "--dram-admission": pool.offload.dram_admission,
+        }
     if pool.offload.mode == "shared" and at.store is not None:
         flags |= {
             "--store": f"unix:{at.store.socket}",
@@ -98,6 +121,26 @@ def _engine(engine: Engine, at: Addresses) -> ChildSpec:
         argv.append("--store-may-be-down")  # an engine that is restarted serves on while the store is restarted too
     return ChildSpec(
         engine.name, _verb("emulator", "serve", *argv), f"http://{listen}/health", ENGINES, _NO_KEY_OF_ITS_OWN
+    )
+
+
+def _vllm(engine: Engine, at: Addresses, devices: str | None) -> ChildSpec:
+    pool, listen = engine.pool, at.engines[engine.name]
+    where = EngineAddresses(listen, store=f"unix:{at.store.socket}" if at.store is not None else None)
+    if (events := at.events.get(engine.name)) is not None:
+        where = replace(where, events=events.events, replay=events.replay, snapshot=events.snapshot)
+    command = vllm_command(pool, where)
+    env = {**_NO_KEY_OF_ITS_OWN, **command.env}
+    if devices is not None:
+        env.setdefault("CUDA_VISIBLE_DEVICES", devices)
+    return ChildSpec(
+        engine.name,
+        command.argv,
+        f"http://{listen}/health",
+        ENGINES,
+        env,
+        start_seconds=pool.vllm.start_seconds,
+        has_children=True,
     )
 
 

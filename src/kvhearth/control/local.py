@@ -12,16 +12,21 @@ from typing import Self
 from rich.progress import Progress
 
 from kvhearth.control.backoff import RestartPolicy
-from kvhearth.control.launch import Addresses, StoreAddresses, plan, router_url
+from kvhearth.control.gpus import assign_gpus
+from kvhearth.control.launch import Addresses, EventAddresses, StoreAddresses, plan, router_url
 from kvhearth.control.ports import PortKeeper
 from kvhearth.control.rundir import RunDir
 from kvhearth.control.supervisor import ChildView, Event, State, Supervisor
+from kvhearth.control.vllm_args import SHUTDOWN_SECONDS
+from kvhearth.control.vllm_environment import check_environments
 from kvhearth.errors import UserError
 from kvhearth.stack import Stack, check_catalog
 from kvhearth.stack.fields import Address, parse_address
 
 _LOOK_SECONDS = 0.1
 _AFTER_DRAIN_SECONDS = 2.0
+_AFTER_SHUTDOWN_SECONDS = 20.0
+"""For vLLM to end its processes, after what it gives its requests."""
 
 
 class LocalStack:
@@ -33,10 +38,12 @@ class LocalStack:
         run_dir: where logs go (made if needed, kept afterwards); by default the private directory, gone afterwards.
         on_event: told of deaths and restarts, from the supervisor's thread.
         policy: how restarts are spaced.
-        stop_seconds: deadline of each stage's orderly end; at least the router's time to drain and a little.
+        stop_seconds: deadline of each stage's orderly end; at least the router's time to drain, and vLLM's, and a
+            little.
 
     Raises:
-        UserError: the stack does not fit the catalog, or a port that it names is taken. Nothing has been started then.
+        UserError: the stack does not fit the catalog, an environment has no suitable vLLM, or a port that it names is
+            taken. Nothing has been started then.
     """
 
     def __init__(
@@ -51,6 +58,8 @@ class LocalStack:
     ) -> None:
         where = where or stack.name
         check_catalog(stack, where=where)
+        installed = check_environments(stack, where=where)
+        devices = assign_gpus(stack, on_cpu={name for name, found in installed.items() if found.is_cpu}, where=where)
         self.stack = stack
         self._held = ExitStack()
         with ExitStack() as held:
@@ -61,10 +70,10 @@ class LocalStack:
             self.log_dir = run_dir or private.path
             _make_dir(self.log_dir)
             self._supervisor = Supervisor(
-                plan(stack, self.addresses),
+                plan(stack, self.addresses, devices),
                 self.log_dir,
                 policy=policy,
-                stop_seconds=max(stop_seconds, stack.router.drain_seconds + _AFTER_DRAIN_SECONDS),
+                stop_seconds=max(stop_seconds, _least_stop_seconds(stack)),
                 on_event=on_event,
             )
             self._held = held.pop_all()
@@ -130,13 +139,16 @@ class LocalStack:
                 if progress is not None and task is not None:
                     views = self.children()
                     missing = [view.name for view in views if view.state is not State.READY]
-                    progress.update(
-                        task, completed=len(views) - len(missing), description=f"starting {', '.join(missing[:4])}"
-                    )
+                    progress.update(task, completed=len(views) - len(missing), description=self._starting(missing))
             return all(view.state is State.READY for view in self.children())
         finally:
             if progress is not None and task is not None:
                 progress.remove_task(task)
+
+    def _starting(self, missing: list[str]) -> str:
+        """What is being waited for, and that it may take long."""
+        slow = any(engine.pool.engine == "vllm" for engine in self.stack.engines() if engine.name in missing)
+        return f"starting {', '.join(missing[:4])}" + (" (vLLM takes a minute or more)" if slow else "")
 
     def wait_ended(self, seconds: float) -> bool:
         """Wait for the end; False when it still runs after so many seconds."""
@@ -177,7 +189,19 @@ def _take_addresses(stack: Stack, ports: PortKeeper, private: RunDir, name: str)
             metrics=take("127.0.0.1:0", "store metrics"),
         )
     engines = {engine.name: take("127.0.0.1:0", engine.name) for engine in stack.engines()}
-    return Addresses(router, engines, store)
+    events = {
+        engine.name: EventAddresses(*(take("127.0.0.1:0", engine.name) for _ in EventAddresses._fields))
+        for engine in stack.engines()
+        if engine.pool.engine == "vllm" and engine.pool.vllm.kv_events
+    }
+    return Addresses(router, engines, store, events)
+
+
+def _least_stop_seconds(stack: Stack) -> float:
+    seconds = stack.router.drain_seconds + _AFTER_DRAIN_SECONDS
+    if any(pool.engine == "vllm" for pool in stack.pools):
+        seconds = max(seconds, SHUTDOWN_SECONDS + _AFTER_SHUTDOWN_SECONDS)
+    return seconds
 
 
 def _make_dir(path: Path) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 _TAIL_BYTES = 8192
+_CAUSE_BYTES = 1 << 18
 _OWN_ERROR = "kvhearth: error: "
+_CAUSE_ABOVE = "root cause"
+"""vLLM's server and its engine core point back with this to what went wrong, in the words of the process before."""
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .*")
 
 
 class BoundedLog:
@@ -40,18 +45,26 @@ class BoundedLog:
             shutil.copyfileobj(source, target)
         os.truncate(self.path, 0)
 
-    def tail(self, lines: int = 10) -> list[str]:
-        """The last lines that are not blank, oldest first."""
+    def tail(self, lines: int = 10, nbytes: int = _TAIL_BYTES) -> list[str]:
+        """The last lines that are not blank, oldest first; none from before the last ``nbytes``."""
         try:
             with self.path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                file.seek(max(0, file.seek(0, os.SEEK_END) - nbytes))
                 text = file.read().decode(errors="replace")
         except FileNotFoundError:
             return []
         return [line for line in text.splitlines() if line.strip()][-lines:]
 
     def last_error(self) -> str:
-        """The child's own account of its end: its last ``kvhearth: error:`` line, else its last line, else ""."""
+        """The child's own account of its end: its last ``kvhearth: error:`` line, else the exception that its last
+        words point back to, else its last line, else ""."""
         lines = self.tail(50)
         own = [line.partition(_OWN_ERROR)[2] for line in lines if _OWN_ERROR in line]
-        return own[-1] if own else (lines[-1].strip() if lines else "")
+        if own:
+            return own[-1]
+        if any(_CAUSE_ABOVE in line for line in lines):
+            found = [_EXCEPTION.search(line) for line in self.tail(5000, _CAUSE_BYTES) if _CAUSE_ABOVE not in line]
+            causes = [match[0] for match in found if match]
+            if causes:
+                return causes[-1]
+        return lines[-1].strip() if lines else ""

@@ -8,6 +8,7 @@ from kvhearth.cost import CostModel, Model, Parallelism, find_model
 from kvhearth.emulator.protocol import ModelLimits
 from kvhearth.engine import EngineConfig, OffloadMode
 from kvhearth.engine.links import DEFAULT_STORE_LINK, ModelledLinks, modelled_links
+from kvhearth.engine.ports import DramAdmission
 from kvhearth.engine.sizing import size_engine, stored_bytes
 from kvhearth.engine.validate import check_config
 from kvhearth.errors import UserError
@@ -32,6 +33,7 @@ class EmulatorConfig:
         max_model_len: longest prompt plus output; None = 131,072 or what HBM holds, whichever is less.
         dram_bytes: DRAM tier (modes native and shared), in real KV bytes.
         blocks_per_chunk: KV blocks moved and stored as one unit.
+        dram_admission: chunks go to DRAM once computed (eager), or once their blocks are needed (lazy).
         store: address of the store (mode shared).
         store_password: what to AUTH with at the store.
         store_bytes_scale: one real byte goes to the store for so many of KV (at least 64 a chunk).
@@ -61,6 +63,7 @@ class EmulatorConfig:
     offload_mode: OffloadMode = OffloadMode.NONE
     dram_bytes: int = 64 << 30
     blocks_per_chunk: int = 1
+    dram_admission: DramAdmission = "eager"
     store: str | None = None
     store_password: str | None = field(default=None, repr=False)
     store_bytes_scale: int = 1024
@@ -143,6 +146,7 @@ def shape_of(config: EmulatorConfig) -> Shape:
         mode=config.offload_mode,
         dram_bytes=config.dram_bytes,
         blocks_per_chunk=config.blocks_per_chunk,
+        dram_admission=config.dram_admission,
     )
     check_config(engine)
     limits = ModelLimits(config.served_model_name or config.model, engine.max_model_len)

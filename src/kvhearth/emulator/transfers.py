@@ -32,7 +32,6 @@ class _Waiting(NamedTuple):
 
 
 class _Lookup(NamedTuple):
-    keys: tuple[int, ...]
     modelled_ns: int
     reply: Reply
 
@@ -60,8 +59,9 @@ class EngineTransfers:
         self._due: list[_Waiting] = []
         self._overdue: list[_Waiting] = []
         self._done: list[JobDone] = []
-        self._lookups: dict[str, _Lookup] = {}
-        self._found: dict[str, tuple[tuple[int, ...], int]] = {}
+        self._loads_from_ns = 0
+        self._lookups: dict[tuple[str, tuple[int, ...]], _Lookup] = {}
+        self._found: dict[str, dict[tuple[int, ...], int]] = {}
         self._started: dict[int, int] = {}
 
     def wake_with(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
@@ -98,12 +98,11 @@ class EngineTransfers:
         if self._store is None:
             return 0
         wanted = tuple(keys)
-        if (found := self._found.get(request_id)) is not None and found[0] == wanted:
-            return found[1]
-        asked = self._lookups.get(request_id)
-        if asked is None or asked.keys != wanted:
-            self._lookups[request_id] = _Lookup(wanted, self._links.lookup_ns(self._now_ns), self._store.match(wanted))
-        return None
+        found = self._found.get(request_id, {}).get(wanted)
+        if found is None and (request_id, wanted) not in self._lookups:
+            asked = _Lookup(self._links.lookup_ns(self._now_ns), self._store.match(wanted))
+            self._lookups[request_id, wanted] = asked
+        return found
 
     def start(self, job: Job) -> None:
         """See `kvhearth.engine.ports.Transfers`."""
@@ -114,8 +113,15 @@ class EngineTransfers:
             reply = self._store.put(job.keys)
         self._order += 1
         self._started[job.job_id] = self._now_ns
-        modelled_ns = self._links.done_ns(self._now_ns, job)
+        from_ns = max(self._now_ns, self._loads_from_ns) if job.kind is JobKind.LOAD else self._now_ns
+        modelled_ns = self._links.done_ns(from_ns, job)
         heapq.heappush(self._due, _Waiting(modelled_ns, self._order, job, reply))
+
+    def flush(self, job_ids: Sequence[int]) -> int:
+        """See `kvhearth.engine.ports.Transfers`."""
+        ends_ns = [waiting.modelled_ns for waiting in self._due if waiting.job.job_id in job_ids]
+        self._loads_from_ns = max(ends_ns, default=self._now_ns)
+        return max(0, self._loads_from_ns - self._now_ns)
 
     def finished(self) -> Sequence[JobDone]:
         """See `kvhearth.engine.ports.Transfers`."""
@@ -125,7 +131,8 @@ class EngineTransfers:
     def forget(self, request_id: str) -> None:
         """See `kvhearth.engine.ports.Transfers`."""
         self._found.pop(request_id, None)
-        self._lookups.pop(request_id, None)
+        for asked in [asked for asked in self._lookups if asked[0] == request_id]:
+            del self._lookups[asked]
 
     # ---- internals
 
@@ -150,10 +157,10 @@ class EngineTransfers:
             self._done.append(JobDone(job.job_id, keys_ok))
 
     def _answer(self, now_ns: int) -> None:
-        for request_id, lookup in list(self._lookups.items()):
+        for (request_id, keys), lookup in list(self._lookups.items()):
             end_ns = lookup.end_ns()
             if end_ns is not None and end_ns <= now_ns:
-                del self._lookups[request_id]
+                del self._lookups[request_id, keys]
                 self.store_lag_ns += end_ns - lookup.modelled_ns
                 self.store_read_lag_ns += end_ns - lookup.modelled_ns
-                self._found[request_id] = (lookup.keys, lookup.reply.count)
+                self._found.setdefault(request_id, {})[keys] = lookup.reply.count

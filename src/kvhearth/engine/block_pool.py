@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from kvhearth.engine.validate import ensure
 
@@ -40,6 +41,15 @@ class BlockPool:
     def num_used(self) -> int:
         """Blocks that something refers to."""
         return self.num_blocks - len(self._free)
+
+    def content(self, block: int) -> int | None:
+        """Hash of what the prefix cache would find in the block."""
+        key = self._hash[block]
+        return None if key == _NO_HASH else key
+
+    def first_free(self, count: int) -> list[int]:
+        """The blocks that would be handed out next, at most ``count``."""
+        return list(islice(self._free, count))
 
     def longest_hit(self, hashes: Sequence[int], limit: int) -> list[int]:
         """The cached blocks of the longest leading run of ``hashes``, at most ``limit`` of them."""

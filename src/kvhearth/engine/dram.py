@@ -8,25 +8,17 @@ prompt's saves can push out the chunks of its own that it loaded before.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
 
 from kvhearth.engine.validate import ensure
 
 _WRITING = -1
 
 
-class Lead(NamedTuple):
-    """``ready`` leading keys can be read now; ``pending``: the next one is being written."""
-
-    ready: int
-    pending: bool
-
-
 class DramTier:
     """At most ``capacity`` chunks. A chunk is being written, or ready with a number of readers; an idle one has none.
 
-    Only idle chunks are ever evicted, so what a transfer touches stays. Without an idle chunk nothing more fits, and
+    Only idle chunks are ever evicted, so what a transfer touches stays. What does not fit as a whole is not taken, and
     the caller goes without: nobody waits for room here.
     """
 
@@ -40,55 +32,47 @@ class DramTier:
     def __len__(self) -> int:
         return len(self._readers)
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._readers
+    def ready(self, key: int) -> bool | None:
+        """Whether the chunk can be read: False while it is being written, None when it is not here."""
+        count = self._readers.get(key)
+        return None if count is None else count != _WRITING
 
-    @property
-    def room(self) -> int:
-        """Chunks that could be written now: unused, or idle."""
-        return self.capacity - len(self._readers) + self._idle
-
-    def lead(self, keys: Iterable[int]) -> Lead:
-        """How many leading ``keys`` can be read."""
-        readers = self._readers
-        ready = 0
-        for key in keys:
-            count = readers.get(key)
-            if count is None:
-                return Lead(ready, pending=False)
-            if count == _WRITING:
-                return Lead(ready, pending=True)
-            ready += 1
-        return Lead(ready, pending=False)
-
-    def reserve(self, keys: Sequence[int], protect: Set[int]) -> int:
-        """Make room for the leading ``keys`` (none is held) that fit, mark them as being written, return their number.
+    def reserve(self, keys: Collection[int], protect: Collection[int]) -> bool:
+        """Make room for ``keys`` (none is held) and mark them as being written. False, and nothing done: no room.
 
         Evicts idle chunks, least recently used first, but none of ``protect``.
         """
-        missing = len(keys) - (self.capacity - len(self._readers))
-        if missing > 0 and self._idle:
+        readers = self._readers
+        missing = len(keys) - (self.capacity - len(readers))
+        if missing > 0:
+            if missing > self._idle:
+                return False
+            spared = set(protect)
             victims: list[int] = []
-            for key, count in self._readers.items():
-                if count == 0 and key not in protect:
+            for key, count in readers.items():
+                if count == 0 and key not in spared:
                     victims.append(key)
                     if len(victims) == missing:
                         break
+            else:
+                return False
             for key in victims:
-                del self._readers[key]
-            self._idle -= len(victims)
-        fit = min(len(keys), self.capacity - len(self._readers))
-        for key in keys[:fit]:
-            self._readers[key] = _WRITING
-        return fit
+                del readers[key]
+            self._idle -= missing
+        for key in keys:
+            readers[key] = _WRITING
+        return True
 
-    def written(self, keys: Sequence[int], keys_ok: int) -> None:
-        """The write of ``keys`` is over: the leading ``keys_ok`` are ready and idle, the rest are gone."""
-        for key in keys[:keys_ok]:
+    def written(self, keys: Collection[int]) -> None:
+        """The writes of these are over: they are ready, and idle."""
+        for key in keys:
             self._readers[key] = 0
-        for key in keys[keys_ok:]:
+        self._idle += len(keys)
+
+    def lost(self, keys: Iterable[int]) -> None:
+        """The writes of these failed: they are gone."""
+        for key in keys:
             del self._readers[key]
-        self._idle += keys_ok
 
     def pin(self, keys: Iterable[int]) -> None:
         """Add a reader to each (ready) chunk."""
@@ -112,13 +96,6 @@ class DramTier:
         for key in keys:
             if key in readers:
                 readers.move_to_end(key)
-
-    def drop(self, keys: Iterable[int]) -> None:
-        """Forget those chunks that are idle."""
-        for key in keys:
-            if self._readers.get(key) == 0:
-                del self._readers[key]
-                self._idle -= 1
 
     def clear(self) -> bool:
         """Forget everything. False, and nothing done, while a chunk is read or written."""

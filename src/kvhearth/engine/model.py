@@ -100,19 +100,29 @@ class EngineModel:
             done = self._scheduler.offload.dram.clear() and done
         return done
 
+    def take_in(self, transfers: Transfers) -> None:
+        """Take in what the transfers have finished by now, which `step` does first of all.
+
+        Before an `abort` it has the blocks of an aborted load, done by now, come free in vLLM's order.
+        """
+        if self._scheduler.offload is not None:
+            self._scheduler.offload.take_in(transfers)
+
     def step(self, transfers: Transfers) -> Step:
         """Schedule one step and account for it as run."""
         step = Step()
         self.counters.steps += 1
-        batch, preempted = self._scheduler.schedule(transfers)
+        batch, preempted, step.duration_ns = self._scheduler.schedule(transfers)
         if preempted:
             step.preempted.extend(request.request_id for request in preempted)
         if batch:
             if self._cost is not None:
-                step.duration_ns = self._duration_ns(self._cost, batch)
+                step.duration_ns += self._duration_ns(self._cost, batch)
             self._run(batch, step)
         else:
-            step.waiting_on_transfers = self.has_work and not preempted
+            offload = self._scheduler.offload
+            stuck = not preempted and not step.duration_ns and (offload is None or not offload.has_news)
+            step.waiting_on_transfers = stuck and self.has_work
         return step
 
     def block_table(self, request_id: str) -> tuple[int, ...]:
@@ -131,7 +141,7 @@ class EngineModel:
 
     def _run(self, batch: Batch, step: Step) -> None:
         """The batch's tokens are computed; requests that have all of theirs sample one more."""
-        counters, offload = self.counters, self._scheduler.offload
+        counters = self.counters
         scheduled, sampled = step.scheduled, step.sampled
         finished: list[RequestState] = []
         for request, new_tokens in batch:
@@ -142,8 +152,6 @@ class EngineModel:
                 again = overlap(request.recomputable, before, after)
                 request.reprefill += again
                 counters.reprefill_tokens += again
-            if after >= request.next_save and offload is not None:
-                offload.plan_save(request)
             if after == request.tokens:
                 sampled.append(request.request_id)
                 if request.sources is None:

@@ -1,182 +1,183 @@
 """KV beyond HBM: what DRAM and the store hold of a request, and the transfers that fetch, load, save and put it.
 
-It plans and keeps count; the `Transfers` port moves. Follows vLLM 0.32's ``OffloadingConnector`` with its
-``TieringOffloadingManager`` (``vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py``,
-``vllm/v1/kv_offload/tiering/manager.py``), with these differences, each to keep it simple or bounded:
-
-- A save holds its blocks until it is done. vLLM lets them go and stalls the step that reuses them; here a request that
-  needs such blocks waits for the save (see ``pending_frees``), as vLLM does for connectors that free late.
-- A fetch that comes short, or chunks evicted again before they were used, are not asked for for ever: the admission
-  computes what is missing after ``_MAX_FETCHES`` tries. A failed load is not tried again.
-- A save for which DRAM has no room keeps its place: later steps offer the same chunks again, so that no chunk is saved
-  whose predecessor was not. A put for which there is no room in flight is dropped.
+It plans and keeps count; the `Transfers` port moves. Follows, call by call, vLLM 0.32's ``OffloadingConnector`` with
+its ``TieringOffloadingManager`` (``vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py``,
+``vllm/v1/kv_offload/tiering/manager.py``), but for what would never end there: a request of a single token, which vLLM
+would load again and again, is computed. What bounds fetches is in `store_tier`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kvhearth.engine.accounting import DRAM, STORE, Hit
 from kvhearth.engine.block_pool import BlockPool
 from kvhearth.engine.dram import DramTier
+from kvhearth.engine.jobs import InFlight, Jobs
 from kvhearth.engine.ports import Counters, EngineConfig, Job, JobKind, OffloadMode, Transfers
-from kvhearth.engine.request import NEVER, UNKNOWN, RequestState
-
-_MAX_FETCHES = 3
-"""Fetches one admission may start."""
-
-
-class _InFlight(NamedTuple):
-    """A job and what it holds."""
-
-    kind: JobKind
-    keys: tuple[int, ...]
-    request: RequestState
-    blocks: tuple[int, ...]
+from kvhearth.engine.request import RequestState
+from kvhearth.engine.saves import Saves
+from kvhearth.engine.store_tier import StoreTier
+from kvhearth.engine.validate import ensure
 
 
 class Offloader:
     """DRAM tier and jobs of one engine, in mode native or shared.
 
-    In flight at most: one load or fetch a request, saves and fetches for the chunks DRAM has, puts for half of them.
+    In flight at most: one load a request, and saves, fetches and puts of the chunks that DRAM has.
     """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, counters: Counters) -> None:
         self.dram = DramTier(config.dram_chunks)
+        self.handed_out: list[int] = []
+        """Blocks that this step gave to requests, new ones and hits: the scheduler notes them."""
         self._pool = pool
         self._counters = counters
-        self._shared = config.mode is OffloadMode.SHARED
-        self._prompt_only = config.offload_prompt_only
         self._deduplicate_loads = config.enable_prefix_caching
         self._blocks_per_chunk = config.blocks_per_chunk
-        self._block_size = config.block_size
         self._chunk_tokens = config.block_size * config.blocks_per_chunk
         self._chunk_bytes = config.chunk_bytes
-        self._jobs: dict[int, _InFlight] = {}
-        self._unstarted: list[Job] = []
-        self._gone: list[str] = []
-        self._next_job_id = 0
-        self._loading: dict[int, int] = {}
-        self._orphans = 0
-        self._put_room = config.dram_chunks // 2
+        self._jobs = Jobs(config.chunk_bytes)
+        self._saves = Saves(config, pool, self.dram, self._jobs, self._poll)
+        self._store = StoreTier(config.dram_chunks) if config.mode is OffloadMode.SHARED else None
+        self._loads: list[Job] = []
+        self._loading: set[int] = set()
+        self._promoting: dict[RequestState, list[int]] = {}
+        self._over: list[tuple[RequestState, bool]] = []
+        self._store_news: list[tuple[int, int]] = []
+        self._polled = False
 
     @property
     def busy(self) -> bool:
-        """Something is in flight, or waits for the next step to be told to the port."""
-        return bool(self._jobs or self._gone)
+        """Something is in flight, or waits for the next step."""
+        return bool(self._jobs or self._over)
 
     @property
-    def pending_frees(self) -> bool:
-        """Blocks will come free without anyone being preempted: a save still reads what its request has let go."""
-        return self._orphans > 0
+    def has_news(self) -> bool:
+        """The next step may do more than this one could, without anything further happening."""
+        at_once = self._store is not None and self._store.answered_at_once
+        return bool(self._store_news) or self._saves.unstarted or at_once
 
-    def first_save(self, request_prompt: int) -> int:
+    def first_save(self, prompt_tokens: int) -> int:
         """Computed tokens at which a new request's first save is due."""
-        return self._chunk_tokens if not self._prompt_only or request_prompt >= self._chunk_tokens else NEVER
+        return self._saves.first_due(prompt_tokens)
 
     # ---- once a step
 
-    def advance(self, transfers: Transfers) -> None:
-        """Take in finished jobs, then start the saves that the last step made possible."""
-        for request_id in self._gone:
-            transfers.forget(request_id)
-        self._gone.clear()
+    def take_in(self, transfers: Transfers) -> None:
+        """Take in finished jobs. What the store did is only noted, and taken in when DRAM is first asked (`_poll`)."""
         for job_id, keys_ok in transfers.finished():
-            job = self._jobs.pop(job_id)
+            job = self._jobs[job_id]
             ok = max(0, min(keys_ok, len(job.keys)))
+            if job.kind is JobKind.FETCH or job.kind is JobKind.PUT:
+                self._store_news.append((job_id, ok))
+                continue
+            ensure(ok == len(job.keys), "a transfer between HBM and DRAM failed")
+            self._jobs.over(job_id)
             if job.kind is JobKind.LOAD:
-                self._loaded(job, ok)
-            elif job.kind is JobKind.SAVE:
-                self._saved(job, ok, transfers)
-            elif job.kind is JobKind.FETCH:
-                self._fetched(job_id, job, ok)
+                self._loaded(job)
             else:
-                self._put(job, ok)
-        for waiting in self._unstarted:
-            transfers.start(waiting)
-        self._unstarted.clear()
+                self._saved(job_id, job, transfers)
+
+    def begin_step(self, transfers: Transfers) -> None:
+        """`take_in`, then start the saves that the last step made possible."""
+        self.take_in(transfers)
+        self._saves.start(transfers)
+
+    def end_step(
+        self, batch: Sequence[tuple[RequestState, int]], preempted: Sequence[RequestState], transfers: Transfers
+    ) -> int:
+        """The step's schedule is made: start what it needs, plan the saves that it makes possible.
+
+        Returns:
+            How long the step waits, in ns, for saves whose blocks it gave to others.
+        """
+        self._poll()
+        self._polled = False
+        self._start_fetches(transfers)
+        if self._store is not None:
+            self._store.send(transfers)
+            for request in preempted:
+                self._store.forget(request, transfers)
+        self._plan_saves(batch, preempted)
+        for request, ran in self._over:
+            self._end(request, ran, transfers)
+        self._over.clear()
+        self.handed_out.clear()
+        waits_ns = self._saves.wait(transfers)
+        for job in self._loads:
+            transfers.start(job)
+        self._loads.clear()
+        return waits_ns
 
     # ---- into HBM
 
     def match(self, request: RequestState, local: int, transfers: Transfers) -> int | None:
         """Tokens that DRAM can supply beyond ``local`` (computed tokens found in HBM; whole blocks).
 
-        0 or at least a chunk. None: not known yet, or on its way from the store; ask again in the next step. May start
-        a fetch.
+        0 or at least a chunk. None: not known yet, or on its way from the store; ask again in the next step.
         """
-        if request.compute_rest or request.tokens == 1 or request.tokens - local < self._chunk_tokens:
+        if request.saves:
+            return None
+        size = self._chunk_tokens
+        first, end = local // size, request.tokens // size
+        if end * size - local < size or request.tokens == 1:
             return 0
-        if request.saves or request.fetch is not None:
+        self._poll()
+        if self._store is not None and request.batches:
+            self._store.take_answers(request, transfers)
+        keys = self._keys(request, first, end)
+        lead, pending = 0, False
+        for index, key in enumerate(keys, first):
+            ready = self.dram.ready(key)
+            if ready:
+                lead += 1
+            elif ready is None and not self._may_come(request, index, key):
+                break
+            else:
+                pending = True
+        if pending:
             return None
-        first = local // self._chunk_tokens
-        keys = self._keys(request, first, request.tokens // self._chunk_tokens)
-        lead, pending = self.dram.lead(keys)
-        if pending or (self._shared and lead < len(keys) and self._on_its_way(request, first, lead, keys, transfers)):
+        found = (first + lead) * size - local
+        if found < size:
+            return 0
+        if self._deduplicate_loads and self._loading and not self._loading.isdisjoint(keys[:lead]):
             return None
-        if self._deduplicate_loads and self._loading and any(key in self._loading for key in keys[:lead]):
-            return None
-        found = (first + lead) * self._chunk_tokens - local
-        return found if found >= self._chunk_tokens else 0
+        return found
 
-    def begin_load(self, request: RequestState, local: int, found: int, transfers: Transfers) -> None:
-        """Start loading what `match` found; the request's blocks are allocated."""
+    def begin_load(self, request: RequestState, found: int) -> None:
+        """Load what `match` found; the request's blocks are allocated. The job starts at the end of the step."""
+        local = request.local
         first, end = local // self._chunk_tokens, (local + found) // self._chunk_tokens
         keys = self._keys(request, first, end)
         self.dram.pin(keys)
-        for key in keys:
-            self._loading[key] = self._loading.get(key, 0) + 1
-        request.load_first = first
-        request.load = self._begin(JobKind.LOAD, keys, request, transfers)
-        request.hits.extend(self._sources(request, first, keys, local))
-        request.saved_chunks = max(request.saved_chunks, end)
-        request.next_save = self._next_save(request)
-        self._answered(request)
+        self._loading.update(keys)
+        request.touched.update(range(first, end))
+        job = self._jobs.register(JobKind.LOAD, keys, request)
+        request.load = job.job_id
+        self._loads.append(job)
+        hits = self._sources(request, first, keys, local)
+        request.hits += hits
+        if not request.preemptions:
+            from_store = sum(stop - start for start, stop, source in hits if source == STORE)
+            self._counters.external_prefix_cache_hits_store += from_store
+        self._saves.loaded(request, end)
 
-    def forget(self, request: RequestState) -> None:
-        """The request is gone or past its lookup."""
-        self._answered(request)
+    def admitted(self, request: RequestState, transfers: Transfers) -> None:
+        """The request is past its lookups."""
+        if self._store is not None:
+            self._store.forget(request, transfers)
 
-    def let_go(self, request: RequestState) -> None:
-        """The request drops its blocks; saves that read them hold them on."""
-        if request.saves and not request.released:
-            request.released = True
-            self._orphans += request.saves
-
-    # ---- out of HBM
-
-    def plan_save(self, request: RequestState) -> None:
-        """Save the chunks that became full; the job starts with the next step, when their KV is there."""
-        if not self.dram.room:
-            return
-        limit = min(request.computed, request.prompt) if self._prompt_only else request.computed
-        first, end = request.saved_chunks, limit // self._chunk_tokens
-        keys = self._keys(request, first, end)
-        new = [(i, key) for i, key in enumerate(keys, first) if key not in self.dram]
-        fit = self.dram.reserve([key for _, key in new], set(keys))
-        request.saved_chunks = end if fit == len(new) else new[fit][0]
-        request.next_save = self._next_save(request)
-        if not fit:
-            return
-        size = self._blocks_per_chunk
-        blocks = tuple(b for i, _ in new[:fit] for b in request.blocks[i * size : (i + 1) * size])
-        self._pool.take(blocks)
-        request.saves += 1
-        job = self._register(JobKind.SAVE, tuple(key for _, key in new[:fit]), request, blocks)
-        self._unstarted.append(job)
-
-    def used(self, request: RequestState) -> None:
-        """The request ends: its chunks count as used now, the first ones last, as they are shared most."""
-        tokens = min(request.computed, request.prompt) if self._prompt_only else request.computed
-        self.dram.touch(reversed(self._keys(request, 0, tokens // self._chunk_tokens)))
+    def over(self, request: RequestState, ran: bool) -> None:
+        """The request has ended, ``ran`` or waiting, and lets its blocks go. What is left to save is saved in the next
+        step."""
+        self._over.append((request, ran))
+        self._saves.over(request)
 
     def held_blocks(self) -> list[int]:
         """For tests: blocks that jobs refer to, besides those of live requests."""
-        held = [block for job in self._jobs.values() for block in job.blocks]
-        for job in self._jobs.values():
-            if job.kind is JobKind.LOAD and job.request.aborted:
-                held.extend(job.request.blocks)
-        return held
+        aborted = [job.request for job in self._jobs if job.kind is JobKind.LOAD and job.request.over]
+        return [block for request in aborted for block in request.blocks]
 
     # ---- internals
 
@@ -184,37 +185,48 @@ class Offloader:
         size = self._blocks_per_chunk
         return request.hashes[(first + 1) * size - 1 : end * size : size]
 
-    def _next_save(self, request: RequestState) -> int:
-        due = (request.saved_chunks + 1) * self._chunk_tokens
-        return NEVER if self._prompt_only and due > request.prompt else due
+    def _poll(self) -> None:
+        """Take in what the store did: once between two ends of steps, as vLLM asks its tiers no oftener."""
+        if self._polled:
+            return
+        self._polled = True
+        for job_id, ok in self._store_news:
+            job = self._jobs.over(job_id)
+            if job.kind is JobKind.FETCH:
+                self._fetched(job, ok)
+            else:
+                self.dram.unpin(job.keys)
+                self._counters.put_bytes += ok * self._chunk_bytes
+        self._store_news.clear()
 
-    def _on_its_way(
-        self, request: RequestState, first: int, lead: int, keys: tuple[int, ...], transfers: Transfers
-    ) -> bool:
-        """Whether the store may still supply what follows the ``lead`` keys in DRAM: asked once, then fetched.
-
-        ``first`` is the chunk index of ``keys[0]``.
-        """
-        if request.asked is None or request.asked[0] > first + lead:
-            request.asked = (first + lead, keys[lead:])
-            request.store_end = UNKNOWN
-        if request.store_end == UNKNOWN:
-            asked_from, asked_keys = request.asked
-            found = transfers.lookup(request.request_id, asked_keys)
-            if found is None:
-                return True
-            request.store_end = asked_from + found
-        if first + lead >= request.store_end or request.fetches >= _MAX_FETCHES:
+    def _may_come(self, request: RequestState, index: int, key: int) -> bool:
+        """Whether the store may supply a chunk that DRAM lacks. Has it fetched, once the store is known to have it."""
+        if self._store is None:
             return False
-        wanted = keys[: request.store_end - first]
-        missing = [key for key in wanted if key not in self.dram]
-        fit = self.dram.reserve(missing, set(wanted))
-        if not fit:
+        has = self._store.lookup(request, key)
+        if not has:
+            return has is None
+        request.touched.add(index)
+        if not self.dram.reserve((key,), ()):
             return False
-        request.fetches += 1
-        request.fetched.update(missing[:fit])
-        request.fetch = self._begin(JobKind.FETCH, tuple(missing[:fit]), request, transfers)
+        request.fetched.add(key)
+        self._promoting.setdefault(request, []).append(key)
         return True
+
+    def _start_fetches(self, transfers: Transfers) -> None:
+        for request, keys in self._promoting.items():
+            transfers.start(self._jobs.register(JobKind.FETCH, tuple(keys), request))
+        self._promoting.clear()
+
+    def _fetched(self, job: InFlight, ok: int) -> None:
+        came, failed = job.keys[:ok], job.keys[ok:]
+        self.dram.written(came)
+        self._counters.fetch_bytes += ok * self._chunk_bytes
+        if failed and self._store is not None:
+            self.dram.lost(failed)
+            self._counters.failed_loads += 1
+            job.request.fetched.difference_update(failed)
+            self._store.failed(job.request, failed)
 
     def _sources(self, request: RequestState, first: int, keys: Sequence[int], local: int) -> list[Hit]:
         hits: list[Hit] = []
@@ -226,69 +238,42 @@ class Offloader:
             hits.append((start, end, source))
         return hits
 
-    def _loaded(self, job: _InFlight, ok: int) -> None:
+    def _loaded(self, job: InFlight) -> None:
         self.dram.unpin(job.keys)
-        for key in job.keys:
-            self._loading[key] -= 1
-            if not self._loading[key]:
-                del self._loading[key]
-        self._counters.load_bytes += ok * self._chunk_bytes
+        self._loading.difference_update(job.keys)
+        self._counters.load_bytes += len(job.keys) * self._chunk_bytes
         request = job.request
         request.load = None
-        request.loaded_chunks = ok
-        if ok < len(job.keys):
-            self._counters.failed_loads += 1
-            self.dram.drop(job.keys[ok:])
-            request.compute_rest = True
-        if request.aborted:
+        request.loaded = True
+        if request.over:
             self._pool.release(reversed(request.blocks))
 
-    def _saved(self, job: _InFlight, ok: int, transfers: Transfers) -> None:
-        self.dram.written(job.keys, ok)
-        self._pool.release(reversed(job.blocks))
-        self._counters.save_bytes += ok * self._chunk_bytes
-        request = job.request
-        request.saves -= 1
-        if request.released:
-            self._orphans -= 1
-            request.released = request.saves > 0
-        keys = job.keys[: min(ok, self._put_room)]
-        if self._shared and keys:
-            self._put_room -= len(keys)
-            self.dram.pin(keys)
-            self._begin(JobKind.PUT, keys, request, transfers)
+    def _plan_saves(self, batch: Sequence[tuple[RequestState, int]], preempted: Sequence[RequestState]) -> None:
+        saves = self._saves
+        saves.handed_out(self.handed_out)
+        for chunks in saves.pushed_out(self.handed_out):
+            saves.rescue(chunks, now=True)
+        for request in preempted:
+            saves.preempted(request)
+        for request, new_tokens in batch:
+            if request.computed + new_tokens >= request.next_save:
+                saves.due(request, request.computed + new_tokens)
+        for chunks in saves.next_in_line():
+            saves.rescue(chunks, now=False)
 
-    def _fetched(self, job_id: int, job: _InFlight, ok: int) -> None:
-        self.dram.written(job.keys, ok)
-        self._counters.fetch_bytes += ok * self._chunk_bytes
-        request = job.request
-        short = ok < len(job.keys)
-        self._counters.failed_loads += short
-        if request.fetch == job_id:
-            request.fetch = None
-            if short:
-                request.fetched.difference_update(job.keys[ok:])
-                request.fetches = _MAX_FETCHES
+    def _saved(self, job_id: int, job: InFlight, transfers: Transfers) -> None:
+        self._saves.saved(job_id, job)
+        self._counters.save_bytes += len(job.keys) * self._chunk_bytes
+        if self._store is not None:
+            self.dram.pin(job.keys)
+            transfers.start(self._jobs.register(JobKind.PUT, job.keys, job.request))
 
-    def _put(self, job: _InFlight, ok: int) -> None:
-        self._put_room += len(job.keys)
-        self.dram.unpin(job.keys)
-        self._counters.put_bytes += ok * self._chunk_bytes
-
-    def _answered(self, request: RequestState) -> None:
-        if request.asked is not None:
-            request.asked = None
-            self._gone.append(request.request_id)
-
-    def _register(
-        self, kind: JobKind, keys: tuple[int, ...], request: RequestState, blocks: tuple[int, ...] = ()
-    ) -> Job:
-        job = Job(self._next_job_id, kind, keys, len(keys) * self._chunk_bytes)
-        self._next_job_id += 1
-        self._jobs[job.job_id] = _InFlight(kind, keys, request, blocks)
-        return job
-
-    def _begin(self, kind: JobKind, keys: tuple[int, ...], request: RequestState, transfers: Transfers) -> int:
-        job = self._register(kind, keys, request)
-        transfers.start(job)
-        return job.job_id
+    def _end(self, request: RequestState, ran: bool, transfers: Transfers) -> None:
+        """Save what is left of a request that is over. Its chunks count as used now, the first ones last, as they are
+        shared most."""
+        if ran and request.computed >= request.next_save:
+            self._saves.due_at_end(request, self.handed_out)
+        size = self._blocks_per_chunk
+        self.dram.touch(request.hashes[(i + 1) * size - 1] for i in sorted(request.touched, reverse=True))
+        if self._store is not None:
+            self._store.forget(request, transfers)

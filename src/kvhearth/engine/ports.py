@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+DramAdmission = Literal["eager", "lazy"]
 
 
 class OffloadMode(Enum):
@@ -42,6 +44,8 @@ class EngineConfig:
         dram_chunks: capacity of the engine's DRAM tier, in chunks (modes native and shared).
         chunk_bytes: bytes of one chunk's KV, for the transfer jobs.
         offload_prompt_only: only chunks of the prompt leave HBM (vLLM's default).
+        dram_admission: whether chunks are saved as soon as they are computed (vLLM's way), or only when their blocks
+            are about to be used for something else.
     """
 
     num_blocks: int
@@ -58,6 +62,7 @@ class EngineConfig:
     dram_chunks: int = 0
     chunk_bytes: int = 0
     offload_prompt_only: bool = True
+    dram_admission: DramAdmission = "eager"
 
 
 class EngineRequest(NamedTuple):
@@ -97,7 +102,10 @@ class Job(NamedTuple):
 
 
 class JobDone(NamedTuple):
-    """A finished job. ``keys_ok``: how many leading keys arrived; fewer than asked is a failure of the rest."""
+    """A finished job. ``keys_ok``: how many leading keys arrived; fewer than asked is a failure of the rest.
+
+    Only what the store does can fail: as in vLLM, loads and saves stay inside the engine and arrive whole.
+    """
 
     job_id: int
     keys_ok: int
@@ -109,17 +117,23 @@ class Transfers(Protocol):
     def lookup(self, request_id: str, keys: Sequence[int]) -> int | None:
         """How many leading ``keys`` the store holds; None = not known yet, the engine asks again in its next step.
 
-        An answer is final for that request id until the engine asks with other keys.
+        A request may have lookups of different keys open. An answer is final until `forget`.
         """
 
     def start(self, job: Job) -> None:
         """Begin a transfer. The engine bounds what it has in flight."""
 
+    def flush(self, job_ids: Sequence[int]) -> int:
+        """The step computes only when these saves, all started, are over: how long that takes from now, in ns.
+
+        Loads that start after it in the same step begin only then, too.
+        """
+
     def finished(self) -> Sequence[JobDone]:
         """Jobs completed since the last call, in order of completion. Each job is reported once."""
 
     def forget(self, request_id: str) -> None:
-        """The request is gone: drop its lookup."""
+        """The request needs no answers any more, or asks afresh: drop its lookups."""
 
 
 class NoTransfers:
@@ -130,6 +144,9 @@ class NoTransfers:
 
     def start(self, job: Job) -> None:
         raise RuntimeError(f"transfer {job} in mode none")
+
+    def flush(self, job_ids: Sequence[int]) -> int:
+        raise RuntimeError(f"transfers {job_ids} in mode none")
 
     def finished(self) -> Sequence[JobDone]:
         return ()
@@ -162,7 +179,8 @@ class Counters:
     ``reprefill_tokens`` are tokens computed again that a request had lost to a preemption; with them, the tokens
     scheduled add up: computed prompt tokens + generated tokens but for each last one + these. ``reprefills_avoided``
     counts admissions and resumptions whose otherwise-computed tokens came from DRAM or the store,
-    ``reprefill_avoided_tokens`` those tokens.
+    ``reprefill_avoided_tokens`` those tokens. ``external_prefix_cache_hits_store`` are those of
+    ``external_prefix_cache_hits`` that came from the store.
     """
 
     requests_finished: int = 0
@@ -180,6 +198,7 @@ class Counters:
     prefix_cache_hits: int = 0
     external_prefix_cache_queries: int = 0
     external_prefix_cache_hits: int = 0
+    external_prefix_cache_hits_store: int = 0
     load_bytes: int = 0
     save_bytes: int = 0
     fetch_bytes: int = 0
@@ -201,14 +220,15 @@ class Finished(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """What one call of `EngineModel.step` did. Its tokens exist ``duration_ns`` after the step began.
+    """What one call of `EngineModel.step` did. Its tokens exist ``duration_ns`` after the step began; the next step may
+    begin then.
 
     Attributes:
         scheduled: request id → tokens scheduled, in scheduling order (vLLM's ``num_scheduled_tokens``).
         sampled: ids of the requests that produced one output token at the end of this step, in order.
         finished: requests whose last token that was.
         preempted: ids preempted while scheduling, in order.
-        duration_ns: modelled duration; 0 when nothing was scheduled.
+        duration_ns: modelled duration, what it waits for saves included (which may be all that it does).
         waiting_on_transfers: True when nothing was scheduled though requests wait for a lookup or a load: call again
             when the port has news.
     """

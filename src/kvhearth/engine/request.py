@@ -6,7 +6,6 @@ from kvhearth.engine.accounting import Hit, Range, merge
 from kvhearth.engine.ports import EngineRequest, Sources
 
 NEVER = 1 << 62
-UNKNOWN = -1
 
 
 class RequestState:
@@ -18,43 +17,46 @@ class RequestState:
         blocks: its blocks in HBM, in order.
         published: leading blocks that the prefix cache knows.
         begun_at: where this admission began to compute.
-        hits: what this admission found, by source.
+        local: what this admission found in HBM. ``hits``: all it found, by source.
         recomputable: what earlier admissions had and lost, for telling repeated work.
-        load: job of its load in flight, else None. ``loaded_chunks``: its result, until the scheduler takes it.
+        over: finished or aborted.
+        load: job of its load in flight, else None. ``loaded``: it is done, and the scheduler has not taken it yet.
         saved_chunks: leading chunks offered to DRAM so far. ``next_save``: computed tokens at which the next one is.
-        saves: saves in flight that read its blocks. ``released``: they outlived its hold on those blocks.
+        saves: jobs of its saves in flight.
+        touched: indices of the chunks it used in DRAM.
+        known: what the store said of chunks, None where it has not answered. ``asking``: chunks to ask for at the end
+            of this step, ``batches``: what was asked and is not answered.
+        promoted: times each chunk was to be fetched for it. ``fetched``: those of which it did not fail.
     """
 
     __slots__ = (
-        "aborted",
-        "asked",
+        "asking",
+        "batches",
         "begun_at",
         "blocks",
-        "compute_rest",
         "computed",
-        "fetch",
         "fetched",
-        "fetches",
         "hashes",
         "hits",
+        "known",
         "load",
-        "load_first",
-        "loaded_chunks",
+        "loaded",
         "local",
         "next_save",
+        "over",
         "preemptions",
+        "promoted",
         "prompt",
         "published",
         "recomputable",
-        "released",
         "reprefill",
         "request_id",
         "saved_chunks",
         "saves",
         "sources",
-        "store_end",
         "tokens",
         "total",
+        "touched",
     )
 
     def __init__(self, request: EngineRequest, next_save: int) -> None:
@@ -73,24 +75,18 @@ class RequestState:
         self.reprefill = 0
         self.preemptions = 0
         self.sources: Sources | None = None
-        self.aborted = False
+        self.over = False
         self.load: int | None = None
-        self.load_first = 0
-        self.loaded_chunks: int | None = None
+        self.loaded = False
         self.saved_chunks = 0
         self.next_save = next_save
-        self.saves = 0
-        self.released = False
-        self.start_over()
-
-    def start_over(self) -> None:
-        """Forget what the last admission learned of DRAM and the store."""
-        self.asked: tuple[int, tuple[int, ...]] | None = None
-        self.store_end = UNKNOWN
-        self.fetch: int | None = None
+        self.saves: list[int] = []
+        self.touched: set[int] = set()
+        self.known: dict[int, bool | None] = {}
+        self.asking: list[int] = []
+        self.batches: list[tuple[int, ...]] = []
+        self.promoted: dict[int, int] = {}
         self.fetched: set[int] = set()
-        self.fetches = 0
-        self.compute_rest = False
 
     def preempt(self) -> None:
         """Back to nothing computed; what would be repeated work from now on is remembered.
@@ -105,4 +101,3 @@ class RequestState:
         self.published = 0
         self.hits = []
         self.preemptions += 1
-        self.start_over()

@@ -23,10 +23,12 @@ Batch = list[tuple[RequestState, int]]
 
 
 class Plan(NamedTuple):
-    """What one step does: the batch to run, and who had to give way for it, in order."""
+    """What one step does: the batch to run, who had to give way for it, in order, and how long (ns) it waits first for
+    transfers that read blocks it needs."""
 
     batch: Batch
     preempted: list[RequestState]
+    waits_ns: int
 
 
 class _Found(NamedTuple):
@@ -57,30 +59,33 @@ class Scheduler:
     def schedule(self, transfers: Transfers) -> Plan:
         """Decide the next step: running requests first; then, if nobody had to give way, waiting ones."""
         if self.offload is not None:
-            self.offload.advance(transfers)
-        plan = Plan([], [])
+            self.offload.begin_step(transfers)
+        batch: Batch = []
+        preempted: list[RequestState] = []
         # A lone request has nobody to starve: the cap on long prefills does not apply to it.
         capped = len(self.running) + len(self.waiting) + len(self.holding) > 1
         threshold = self._config.long_prefill_token_threshold if capped else 0
-        budget = self._schedule_running(plan, threshold)
-        if not plan.preempted:
-            self._schedule_waiting(plan.batch, budget, threshold, transfers)
-        return plan
+        budget = self._schedule_running(batch, preempted, threshold)
+        if not preempted:
+            self._schedule_waiting(batch, budget, threshold, transfers)
+        if self.offload is None:
+            return Plan(batch, preempted, 0)
+        return Plan(batch, preempted, self.offload.end_step(batch, preempted, transfers))
 
     def retire(self, finished: Iterable[RequestState]) -> None:
         """Take requests that are done out of the running ones."""
         gone = set(finished)
         self.running = [request for request in self.running if request not in gone]
         for request in finished:
-            self._leave(request)
+            self._leave(request, ran=True)
 
     def drop(self, request: RequestState) -> None:
         """Take a request out wherever it is."""
+        ran = request in self.running
         for queue in (self.running, self.holding, self.waiting):
             if request in queue:
                 queue.remove(request)
-        request.aborted = True
-        self._leave(request)
+        self._leave(request, ran)
 
     def check_integrity(self) -> None:
         """For tests: every block and chunk is accounted for.
@@ -97,7 +102,7 @@ class Scheduler:
             self.offload.dram.check_integrity()
         self.pool.check_integrity(references)
 
-    def _schedule_running(self, plan: Plan, threshold: int) -> int:
+    def _schedule_running(self, batch: Batch, preempted: list[RequestState], threshold: int) -> int:
         """Give each running request its tokens, preempting from the end when blocks run out; returns what is left of
         the token budget."""
         budget = self._config.max_num_batched_tokens
@@ -113,12 +118,15 @@ class Scheduler:
             end = request.computed + new_tokens
             if end > len(request.blocks) * block_size:
                 need = -(-end // block_size) - len(request.blocks)
-                if need > self.pool.num_free and not self._make_room(need, request, plan.preempted):
+                if need > self.pool.num_free and not self._make_room(need, request, preempted):
                     break
-                request.blocks += self.pool.allocate(need)
+                new_blocks = self.pool.allocate(need)
+                request.blocks += new_blocks
+                if self.offload is not None:
+                    self.offload.handed_out += new_blocks
             if end // block_size > request.published:
                 self._publish(request, end)
-            plan.batch.append((request, new_tokens))
+            batch.append((request, new_tokens))
             budget -= new_tokens
             index += 1
         return budget
@@ -126,10 +134,8 @@ class Scheduler:
     def _make_room(self, need: int, request: RequestState, preempted: list[RequestState]) -> bool:
         """Preempt the last running request until ``need`` blocks are free. False: ``request`` has to wait."""
         while need > self.pool.num_free:
-            if self.offload is not None and self.offload.pending_frees:
-                return False
             victim = self.running.pop()
-            self._free(victim)
+            self.pool.release(reversed(victim.blocks))
             victim.preempt()
             self.waiting.appendleft(victim)
             preempted.append(victim)
@@ -151,8 +157,8 @@ class Scheduler:
             if request.load is not None:
                 still_holding.append(queue.popleft())
                 continue
-            if request.loaded_chunks is not None:
-                self._finish_load(request, request.loaded_chunks)
+            if request.loaded:
+                self._finish_load(request)
             found = self._look_up(request, transfers)
             if found is None:
                 still_waiting.append(queue.popleft())
@@ -171,14 +177,15 @@ class Scheduler:
                 break
             request.computed = computed
             queue.popleft()
-            if found.external and self.offload is not None:
-                self.offload.begin_load(request, request.local, found.external, transfers)
-                still_holding.append(request)
-                continue
+            if self.offload is not None:
+                self.offload.handed_out += request.blocks
+                self.offload.admitted(request, transfers)
+                if found.external:
+                    self.offload.begin_load(request, found.external)
+                    still_holding.append(request)
+                    continue
             self._publish(request, computed + new_tokens)
             request.begun_at = computed
-            if self.offload is not None:
-                self.offload.forget(request)
             running.append(request)
             batch.append((request, new_tokens))
             budget -= new_tokens
@@ -235,37 +242,22 @@ class Scheduler:
             self.pool.publish(request.blocks, request.hashes, request.published, full)
             request.published = full
 
-    def _finish_load(self, request: RequestState, loaded_chunks: int) -> None:
-        """Continue at the last restored full chunk; with nothing restored, start over from what HBM has."""
-        chunk = self._config.block_size * self._config.blocks_per_chunk
-        restored = max(request.local, min(request.computed, (request.load_first + loaded_chunks) * chunk))
-        request.loaded_chunks = None
-        gained = restored - request.local
-        if gained:
-            self._counters.reprefills_avoided += 1
-            self._counters.reprefill_avoided_tokens += gained
-        request.computed = restored
-        if restored:
-            self._publish(request, restored)
-            if restored == request.tokens:  # the last token must be computed, to have something to sample from
-                request.computed -= 1
-        else:
-            self._free(request)
-            request.blocks = []
-            request.published = 0
+    def _finish_load(self, request: RequestState) -> None:
+        """What was loaded is there: the prefix cache knows it, and the request goes on behind it."""
+        request.loaded = False
+        self._counters.reprefills_avoided += 1
+        self._counters.reprefill_avoided_tokens += request.computed - request.local
+        self._publish(request, request.computed)
+        if request.computed == request.tokens:  # the last token must be computed, to have something to sample from
+            request.computed -= 1
 
-    def _leave(self, request: RequestState) -> None:
+    def _leave(self, request: RequestState, ran: bool) -> None:
         """The request is over: its blocks go free, unless a load still writes into them."""
+        request.over = True
         if self.offload is not None:
-            self.offload.forget(request)
-            self.offload.used(request)
+            self.offload.over(request, ran)
         if request.load is None:
-            self._free(request)
-
-    def _free(self, request: RequestState) -> None:
-        if self.offload is not None:
-            self.offload.let_go(request)
-        self.pool.release(reversed(request.blocks))
+            self.pool.release(reversed(request.blocks))
 
     def _count_lookup(self, request: RequestState, external: int) -> None:
         """vLLM's prefix cache counters leave out preempted requests."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvhearth.cost import CostModel
-from kvhearth.engine.ports import EngineConfig, OffloadMode
+from kvhearth.engine.ports import DramAdmission, EngineConfig, OffloadMode
 from kvhearth.errors import UserError
 from kvhearth.units import format_bytes
 
@@ -22,6 +22,7 @@ def size_engine(
     mode: OffloadMode,
     dram_bytes: int,
     blocks_per_chunk: int,
+    dram_admission: DramAdmission = "eager",
 ) -> EngineConfig:
     """The engine that these flags (vLLM's, and the offload tier's) make of a model on a GPU.
 
@@ -30,6 +31,7 @@ def size_engine(
         num_gpu_blocks_override: KV blocks in HBM, one of which stays empty as in vLLM; None = what memory gives.
         max_model_len: longest prompt plus output; None = 131,072 or what HBM holds, whichever is less.
         dram_bytes: DRAM tier in bytes of KV (modes native and shared).
+        dram_admission: when chunks go there.
 
     Raises:
         UserError: weights that HBM cannot hold, or limits that contradict each other; names the flag.
@@ -48,6 +50,7 @@ def size_engine(
         blocks_per_chunk=blocks_per_chunk,
         dram_chunks=0 if mode is OffloadMode.NONE else _dram_chunks(dram_bytes, chunk_bytes),
         chunk_bytes=chunk_bytes,
+        dram_admission=dram_admission,
     )
 
 

@@ -39,6 +39,8 @@ def check_config(config: EngineConfig) -> None:
             where="max_num_batched_tokens",
             remedy="raise it to max_model_len or enable chunked prefill",
         )
+    if config.dram_admission not in ("eager", "lazy"):
+        raise UserError(f"{config.dram_admission!r} is unknown", where="dram_admission", remedy="choose eager or lazy")
     if config.mode is not OffloadMode.NONE and config.dram_chunks < 1:
         raise UserError(
             f"{config.dram_chunks} chunks of DRAM in mode {config.mode.value}",

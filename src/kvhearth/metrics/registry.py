@@ -14,13 +14,13 @@ from kvhearth.metrics.spec import Kind, Metric, MetricFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-prom.disable_created_metrics()  # type: ignore[no-untyped-call]
-
 
 class Registry:
     """Owns a process's instruments. Asking twice for the same definition gives the same instrument."""
 
     def __init__(self) -> None:
+        # For the whole process, so only where a registry is ours: vLLM's keeps its own ways.
+        prom.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prom.CollectorRegistry()
         self._made: dict[str, Any] = {}
 

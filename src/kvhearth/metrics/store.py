@@ -19,6 +19,17 @@ ITEMS = Metric("kvhearth_store_items", Kind.GAUGE, "", "Values held.")
 VALUES = Metric("kvhearth_store_value_bytes", Kind.GAUGE, "bytes", "Bytes of the values held.")
 USED = Metric("kvhearth_store_used_bytes", Kind.GAUGE, "bytes", "Pool memory in use, in whole pages, uploads included.")
 CAPACITY = Metric("kvhearth_store_capacity_bytes", Kind.GAUGE, "bytes", "Pool memory in all.")
+PINNED = Metric(
+    "kvhearth_store_pinned_bytes", Kind.GAUGE, "bytes", "Pool memory of values kept from eviction, in whole pages."
+)
+GROUP_BYTES = Metric(
+    "kvhearth_store_group_bytes",
+    Kind.GAUGE,
+    "bytes",
+    "Bytes of the values held by sharing group (hexadecimal; zeros for none, other beyond 64 groups).",
+    ("group",),
+)
+GROUP_VALUES = Metric("kvhearth_store_group_values", Kind.GAUGE, "", "Values held by sharing group.", ("group",))
 EVICTIONS = Metric("kvhearth_store_evictions", Kind.COUNTER, "", "Values dropped to make room.")
 REFUSED_UPLOADS = Metric(
     "kvhearth_store_refused_uploads",

@@ -112,27 +112,33 @@ class VirtualTransfers:
         self._store = store
         self._order = count()
         self._jobs: list[tuple[int, int, Job]] = []
-        self._lookups: dict[str, tuple[Sequence[int], int]] = {}
-        self._answers: dict[str, tuple[Sequence[int], int]] = {}
+        self._loads_from_ns = 0
+        self._lookups: dict[str, dict[tuple[int, ...], int]] = {}
+        self._answers: dict[str, dict[tuple[int, ...], int]] = {}
 
     def lookup(self, request_id: str, keys: Sequence[int]) -> int | None:
         """See `engine.ports.Transfers`; the store is asked when the modelled round trip is over."""
-        answered = self._answers.get(request_id)
-        if answered is not None and answered[0] == keys:
-            return answered[1]
-        asked = self._lookups.get(request_id)
-        if asked is None or asked[0] != keys:
-            asked = self._lookups[request_id] = (keys, self._links.lookup_ns(self.now_ns))
-        if asked[1] > self.now_ns:
+        wanted = tuple(keys)
+        answers = self._answers.setdefault(request_id, {})
+        if wanted in answers:
+            return answers[wanted]
+        ready_ns = self._lookups.setdefault(request_id, {}).setdefault(wanted, self._links.lookup_ns(self.now_ns))
+        if ready_ns > self.now_ns:
             return None
-        del self._lookups[request_id]
-        hits = self._store.leading(keys)
-        self._answers[request_id] = (keys, hits)
-        return hits
+        del self._lookups[request_id][wanted]
+        answers[wanted] = self._store.leading(wanted)
+        return answers[wanted]
 
     def start(self, job: Job) -> None:
         """See `engine.ports.Transfers`."""
-        heapq.heappush(self._jobs, (self._links.done_ns(self.now_ns, job), next(self._order), job))
+        from_ns = max(self.now_ns, self._loads_from_ns) if job.kind is JobKind.LOAD else self.now_ns
+        heapq.heappush(self._jobs, (self._links.done_ns(from_ns, job), next(self._order), job))
+
+    def flush(self, job_ids: Sequence[int]) -> int:
+        """See `engine.ports.Transfers`."""
+        ends_ns = [done_ns for done_ns, _, job in self._jobs if job.job_id in job_ids]
+        self._loads_from_ns = max(ends_ns, default=self.now_ns)
+        return max(0, self._loads_from_ns - self.now_ns)
 
     def finished(self) -> list[JobDone]:
         """See `engine.ports.Transfers`. A put becomes visible, and a fetch is checked, when it ends."""
@@ -154,7 +160,7 @@ class VirtualTransfers:
 
     def next_ns(self) -> int | None:
         """When the port will next have news, or None. Answers that are there and not yet taken are no news."""
-        times = [ready for _, ready in self._lookups.values() if ready > self.now_ns]
+        times = [ready for lookups in self._lookups.values() for ready in lookups.values() if ready > self.now_ns]
         if self._jobs:
             times.append(self._jobs[0][0])
         return min(times, default=None)
@@ -269,7 +275,9 @@ class _Cluster:
             return
         engine.port.now_ns = now_ns
         step = engine.model.step(engine.port)
-        if step.scheduled:
+        while not (step.duration_ns or step.waiting_on_transfers) and engine.model.has_work:
+            step = engine.model.step(engine.port)  # it only made way, or has news to take in: no time has passed
+        if step.duration_ns:
             engine.in_step = True
             engine.note_usage(step)
             self._at(now_ns + step.duration_ns, lambda now: self._end_step(engine, step, now))

@@ -39,6 +39,7 @@ def cluster_of(stack: Stack) -> ClusterConfig:
         mode=OffloadMode(pool.offload.mode),
         dram_bytes=pool.offload.dram_size,
         blocks_per_chunk=pool.offload.blocks_per_chunk,
+        dram_admission=pool.offload.dram_admission,
     )
     return ClusterConfig(
         engines=pool.replicas,

@@ -14,6 +14,7 @@ from kvhearth.stack.spec import (
     Stack,
     Store,
 )
+from kvhearth.stack.vllm import Vllm
 
 __all__ = [
     "DEFAULT_GPU_MEMORY_UTILIZATION",
@@ -26,6 +27,7 @@ __all__ = [
     "Router",
     "Stack",
     "Store",
+    "Vllm",
     "check_catalog",
     "parse_stack",
     "stack_of",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from kvhearth.stack.fields import (
     Bytes,
@@ -20,13 +20,22 @@ from kvhearth.stack.fields import (
     slug,
     wrong,
 )
+from kvhearth.stack.vllm import CPU_BLOCK_MULTIPLE, Vllm
 
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.92
 """As in vLLM 0.32."""
 MOST_POOLS = 32
+DEFAULT_LOOKUP_SECONDS = 0.05
+LMCACHE_CHUNK_TOKENS = 256
+"""LMCache's default ``chunk_size`` (docs.lmcache.ai, "Configuring LMCache")."""
 
-Mode = Literal["none", "native", "shared"]
+Mode = Literal["none", "native", "shared", "lmcache"]
 """Offload mode of a pool."""
+
+DramAdmission = Literal["eager", "lazy"]
+StoreAdmission = Literal["always", "second-sight"]
+
+EngineKind = Literal["emulated", "vllm"]
 
 PolicyName = Literal["round-robin", "least-loaded", "prefix"]
 """Routing policy of a router."""
@@ -37,10 +46,25 @@ class Offload(Section):
 
     mode: Mode = Field(
         default="none",
-        description="none; native: the engine's DRAM; shared: DRAM and behind it the store of all engines",
+        description="none; native: the engine's DRAM; shared: DRAM and behind it the store of all engines; "
+        "lmcache: LMCache's own connector (engine: vllm only)",
     )
-    dram_size: Bytes = Field(default=64 << 30, description="DRAM tier of each engine", ge=1)
+    dram_size: Bytes = Field(default=64 << 30, description="DRAM tier of each engine, all its ranks together", ge=1)
     blocks_per_chunk: int = Field(default=1, ge=1, le=1024, description="KV blocks moved and stored as one unit")
+    dram_admission: DramAdmission = Field(
+        default="eager",
+        description="eager: a chunk goes to DRAM when it is computed; lazy: when it is about to lose its place in HBM",
+    )
+    store_admission: StoreAdmission = Field(
+        default="always",
+        description="always: a chunk in DRAM goes on to the store; second-sight: once it was asked for a second time",
+    )
+    lookup_timeout_seconds: float = Field(
+        default=DEFAULT_LOOKUP_SECONDS,
+        gt=0,
+        le=60,
+        description="deadline of asking the store what it has; then it has nothing (engine: vllm)",
+    )
 
 
 class Emulator(Section):
@@ -60,17 +84,18 @@ class Emulator(Section):
     )
 
 
-def _engine_kind(value: Any) -> Any:
-    if value == "vllm":
-        raise ValueError("real vLLM engines need the connector, which this version does not have; set engine: emulated")
-    return value
+def _is_directory(model: str, context: dict[str, Any] | None) -> bool:
+    """Whether a model is a path, by its looks or because it lies beside the file, and not a Hugging Face id."""
+    return model.startswith(("./", "../", "/")) or bool(context and Path(from_directory(model, context)).is_dir())
 
 
 class Pool(Section):
     """Engines that serve one model in one shape. Names follow vLLM's flags."""
 
     model: str = Field(
-        min_length=1, description="a model of the catalog, or the path of a config.json (from this file)"
+        min_length=1,
+        description="emulated: a model of the catalog, or the path of a config.json; "
+        "vllm: a directory or a Hugging Face id (paths from this file)",
     )
     name: Name = Field(
         default="", description="unique in the stack; engines are NAME-0, NAME-1, …; by default after the model"
@@ -78,8 +103,10 @@ class Pool(Section):
     served_model_name: str | None = Field(
         default=None, min_length=1, description="what clients call the model; by default model"
     )
-    gpu: str = Field(default="H100", min_length=1, description="a GPU of the catalog")
-    engine: Annotated[Literal["emulated"], BeforeValidator(_engine_kind)] = "emulated"
+    gpu: str = Field(
+        default="H100", min_length=1, description="a GPU of the catalog; with engine: vllm only for predictions"
+    )
+    engine: EngineKind = Field(default="emulated", description="emulated: no GPU, no weights; vllm: the real one")
     replicas: int = Field(default=1, ge=1, le=64)
     tensor_parallel_size: PowerOfTwo = Field(default=1, ge=1, le=64)
     block_size: PowerOfTwo = Field(default=16, ge=1, le=1024, description="tokens a KV block")
@@ -99,19 +126,44 @@ class Pool(Section):
     )
     offload: Offload = Offload()
     emulator: Emulator = Emulator()
+    vllm: Vllm = Vllm()
 
     @model_validator(mode="before")
     @classmethod
-    def _name_after_model(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "name" not in data:
-            path = Path(str(data.get("model", "")))
-            return {**data, "name": slug(path.parent.name if path.suffix == ".json" else path.name)}
-        return data
+    def _place_and_name(cls, data: Any, info: ValidationInfo) -> Any:
+        """Make a model's path start from the file, and name the pool after its model."""
+        if not isinstance(data, dict):
+            return data
+        model = data.get("model")
+        if not isinstance(model, str):
+            return {"name": "pool", **data}
+        if model.endswith(".json") or (data.get("engine") == "vllm" and _is_directory(model, info.context)):
+            model = from_directory(model, info.context)
+        path = Path(model)
+        name = slug(path.parent.name if path.suffix == ".json" else path.name)
+        return {"name": name, **data, "model": model}
 
-    @field_validator("model")
-    @classmethod
-    def _from_the_file(cls, value: str, info: ValidationInfo) -> str:
-        return from_directory(value, info.context) if value.endswith(".json") else value
+    @model_validator(mode="after")
+    def _engine_can(self) -> Self:
+        if self.engine == "emulated":
+            self._check_emulated(self.offload)
+        elif self.model.endswith(".json"):
+            raise wrong("model", f"{self.model!r} has no weights", "engine: vllm wants the directory that it lies in")
+        elif self.vllm.device == "cpu" and self.block_size % CPU_BLOCK_MULTIPLE:
+            raise wrong(
+                "block_size",
+                f"{self.block_size}: vLLM on a CPU wants a multiple of {CPU_BLOCK_MULTIPLE}",
+                f"set block_size: {CPU_BLOCK_MULTIPLE}",
+            )
+        return self
+
+    @staticmethod
+    def _check_emulated(offload: Offload) -> None:
+        if offload.mode == "lmcache":
+            raise wrong("offload.mode", "'lmcache' is run, not emulated", "set engine: vllm, or mode: native")
+        if offload.store_admission != "always":
+            remedy = "set always, or engine: vllm which can do it"
+            raise wrong("offload.store_admission", f"{offload.store_admission!r} is not emulated", remedy)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -249,6 +301,30 @@ class Stack(Section):
         if self.store is not None and not sharing:
             found.append("store: no pool has offload mode shared, so nothing will use it")
         for index, pool in enumerate(self.pools):
-            if pool.offload.mode == "none" and "dram_size" in pool.offload.model_fields_set:
-                found.append(f"pools[{index}].offload.dram_size has no effect in mode none")
+            found += [f"pools[{index}].{field} has no effect {why}" for field, why in _without_effect(pool)]
+            chunk_tokens = pool.block_size * pool.offload.blocks_per_chunk
+            if pool.offload.mode == "lmcache" and chunk_tokens < LMCACHE_CHUNK_TOKENS:
+                found.append(
+                    f"pools[{index}].offload.blocks_per_chunk makes chunks of {chunk_tokens} tokens; "
+                    f"LMCache's own default is {LMCACHE_CHUNK_TOKENS}"
+                )
         return found
+
+
+def _without_effect(pool: Pool) -> list[tuple[str, str]]:
+    """Fields that are set and change nothing, and why."""
+    offload = pool.offload
+    found = []
+    if offload.mode == "none" and "dram_size" in offload.model_fields_set:
+        found.append(("offload.dram_size", "in mode none"))
+    if offload.mode not in ("native", "shared") and offload.dram_admission != "eager":
+        found.append(("offload.dram_admission", f"in mode {offload.mode}"))
+    if offload.mode != "shared" and offload.store_admission != "always":
+        found.append(("offload.store_admission", f"in mode {offload.mode}"))
+    if offload.lookup_timeout_seconds != DEFAULT_LOOKUP_SECONDS and (pool.engine, offload.mode) != ("vllm", "shared"):
+        found.append(("offload.lookup_timeout_seconds", f"with engine: {pool.engine} in mode {offload.mode}"))
+    if pool.engine == "vllm" and pool.emulator != Emulator():
+        found.append(("emulator", "with engine: vllm"))
+    if pool.engine == "emulated" and pool.vllm != Vllm():
+        found.append(("vllm", "with engine: emulated"))
+    return found

@@ -18,8 +18,10 @@ from kvhearth.store.address import parse_address
 from kvhearth.store.breaker import Breaker
 from kvhearth.store.config import MAX_KEY_BYTES
 from kvhearth.store.connections import Connections
-from kvhearth.store.header import HEADER_BYTES, ForeignVersionError, Header, HeaderError, unpack_header
-from kvhearth.store.outcomes import GetResult, Miss, MissReason, PutResult
+from kvhearth.store.header import Header
+from kvhearth.store.outcomes import GetResult, Miss, MissReason, PutResult, RecordResult
+from kvhearth.store.questions import Questions
+from kvhearth.store.rows import is_unwell, read_row, read_stored, set_pieces
 from kvhearth.store.wire import WireConnection, encode_command
 
 if TYPE_CHECKING:
@@ -29,10 +31,10 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _WINDOW = 64
-_MATCH_KEYS = 1024
+_ASK_KEYS = 1024
+MAX_RECORD_BYTES = 64 * 1024
 # Misses that say nothing about whether the store is well.
 _NOT_A_FAILURE = frozenset({MissReason.ABSENT, MissReason.BUSY, MissReason.TOO_LARGE, MissReason.BREAKER_OPEN})
-_UNWELL = ("NOAUTH", "WRONGPASS", "NOPERM", "LOADING", "MASTERDOWN", "ERR max number of clients", "ERR Protocol error")
 
 
 class Put(NamedTuple):
@@ -70,7 +72,7 @@ class StoreClient:
         self._timeout_seconds = timeout_seconds
         self._connections = Connections(self._address, password, max_connections)
         self._breaker = Breaker()
-        self._has_match = True
+        self._questions = Questions()
         self._count_lock = threading.Lock()
         self._counts: dict[tuple[str, str], int] = {}
 
@@ -100,7 +102,7 @@ class StoreClient:
                 window = keys[start : start + _WINDOW]
                 wire.send([b"".join([encode_command(b"GET", key) for key in window])], deadline)
                 for key in window:
-                    result = _read_row(wire, key, views[len(results)], deadline)
+                    result = read_row(wire, key, views[len(results)], deadline)
                     results.append(result)
                     if result.reason is MissReason.CHECKSUM:
                         corrupt.append(key)
@@ -134,10 +136,10 @@ class StoreClient:
                 stop = min(start + _WINDOW, len(puts))
                 pieces: list[bytes | memoryview] = []
                 for index in range(start, stop):
-                    pieces += _set_pieces(puts[index].key, headers[index], rows[index])
+                    pieces += set_pieces(puts[index].key, headers[index], rows[index])
                 wire.send(pieces, deadline)
                 for _ in range(start, stop):
-                    results.append(_read_stored(wire, deadline))
+                    results.append(read_stored(wire, deadline))
 
         miss = self._call(exchange, timeout_seconds)[1]
         if miss is not None:
@@ -152,9 +154,9 @@ class StoreClient:
 
         def exchange(wire: WireConnection, deadline: float) -> None:
             nonlocal matched
-            for start in range(0, len(keys), _MATCH_KEYS):
-                part = keys[start : start + _MATCH_KEYS]
-                found = self._match_part(wire, part, deadline)
+            for start in range(0, len(keys), _ASK_KEYS):
+                part = keys[start : start + _ASK_KEYS]
+                found = self._questions.match(wire, part, deadline)
                 matched += found
                 if found < len(part):
                     return
@@ -163,6 +165,47 @@ class StoreClient:
         self._count("match", [miss.reason if miss else None])
         return matched
 
+    def exists_many(self, keys: Sequence[bytes], *, timeout_seconds: float | None = None) -> list[bool]:
+        """Whether the store has each of ``keys`` (touching them), as far as it can be asked."""
+        _check_keys(keys)
+        found: list[bool] = []
+
+        def exchange(wire: WireConnection, deadline: float) -> None:
+            for start in range(0, len(keys), _ASK_KEYS):
+                found.extend(self._questions.exists(wire, keys[start : start + _ASK_KEYS], deadline))
+
+        miss = self._call(exchange, timeout_seconds)[1]
+        self._count("exists", [miss.reason if miss else None])
+        return found + [False] * (len(keys) - len(found))
+
+    def pin(self, keys: Sequence[bytes], *, timeout_seconds: float | None = None) -> int:
+        """Keep values from eviction; how many of ``keys`` are pinned now.
+
+        0 on a Redis, which cannot; and when pins already take half of the store, or would with these: it pins either
+        every one of up to 1,024 keys that is there, or none.
+        """
+        return self._set_pins("pin", b"KV.PIN", keys, timeout_seconds)
+
+    def unpin(self, keys: Sequence[bytes], *, timeout_seconds: float | None = None) -> int:
+        """Let values be evicted again; how many of ``keys`` were pinned."""
+        return self._set_pins("unpin", b"KV.UNPIN", keys, timeout_seconds)
+
+    def put_record(self, key: bytes, record: bytes, *, timeout_seconds: float | None = None) -> PutResult:
+        """Store a few bytes of any kind (JSON, say), sealed like a row.
+
+        Raises:
+            ValueError: bad key, or more than ``MAX_RECORD_BYTES``.
+        """
+        if len(record) > MAX_RECORD_BYTES:
+            raise ValueError(f"a record of {len(record)} bytes is longer than {MAX_RECORD_BYTES}")
+        return self.put(key, Header(), record, timeout_seconds=timeout_seconds)
+
+    def get_record(self, key: bytes, *, timeout_seconds: float | None = None) -> RecordResult:
+        """Fetch what `put_record` stored."""
+        buffer = bytearray(MAX_RECORD_BYTES)
+        result = self.get_into(key, buffer, timeout_seconds=timeout_seconds)
+        return RecordResult(result.reason, bytes(buffer[: result.nbytes]) if result.hit else None)
+
     def exists(self, key: bytes, *, timeout_seconds: float | None = None) -> bool:
         """Whether the store has ``key``, as far as it can be asked."""
         return bool(self._integer("exists", b"EXISTS", key, timeout_seconds))
@@ -170,6 +213,19 @@ class StoreClient:
     def delete(self, key: bytes, *, timeout_seconds: float | None = None) -> bool:
         """Drop ``key``; True when it was there."""
         return bool(self._integer("delete", b"DEL", key, timeout_seconds))
+
+    def delete_many(self, keys: Sequence[bytes], *, timeout_seconds: float | None = None) -> bool:
+        """Drop ``keys``; whether the store has done so."""
+        _check_keys(keys)
+
+        def exchange(wire: WireConnection, deadline: float) -> None:
+            for start in range(0, len(keys), _ASK_KEYS):
+                wire.send([encode_command(b"DEL", *keys[start : start + _ASK_KEYS])], deadline)
+                wire.integer(deadline)
+
+        miss = self._call(exchange, timeout_seconds)[1]
+        self._count("delete", [miss.reason if miss else None])
+        return miss is None
 
     def ping(self, *, timeout_seconds: float | None = None) -> MissReason | None:
         """None when the store answers, else why not."""
@@ -201,6 +257,11 @@ class StoreClient:
         return {name: value for name, colon, value in lines if colon}
 
     @property
+    def is_down(self) -> bool:
+        """Whether calls are turned away because recent ones failed."""
+        return self._breaker.is_open
+
+    @property
     def counts(self) -> dict[tuple[str, str], int]:
         """Outcomes so far: (operation, ``ok`` or a `MissReason` value) → number."""
         with self._count_lock:
@@ -225,10 +286,10 @@ class StoreClient:
         try:
             answer = self._exchange(exchange, deadline)
         except Miss as miss:
-            unwell = miss.reason is not MissReason.REFUSED or miss.detail.startswith(_UNWELL)
+            unwell = miss.reason is not MissReason.REFUSED or is_unwell(miss)
             if unwell and miss.reason not in _NOT_A_FAILURE and self._breaker.failed(time.monotonic(), was_trial=trial):
                 _log.warning("store %s: %s; every call misses until it is back", self._address, miss)
-            return None, miss
+            return None, miss.with_traceback(None)  # else its frames keep the caller's buffers alive
         if self._breaker.succeeded():
             _log.info("store %s answers again", self._address)
         return answer, None
@@ -253,22 +314,16 @@ class StoreClient:
                 return answer
             wire = self._connections.take(deadline, fresh=True)
 
-    def _match_part(self, wire: WireConnection, keys: Sequence[bytes], deadline: float) -> int:
-        if self._has_match:
-            wire.send([encode_command(b"KV.MATCH", *keys)], deadline)
-            try:
-                matched = wire.integer(deadline)
-            except Miss as miss:
-                if not miss.detail.startswith("ERR unknown command"):
-                    raise
-                self._has_match = False  # a Redis: ask key by key
-            else:
-                if matched > len(keys):
-                    raise Miss(MissReason.PROTOCOL, f"{matched} of {len(keys)} keys match")
-                return matched
-        wire.send([b"".join([encode_command(b"EXISTS", key) for key in keys])], deadline)
-        present = [wire.integer(deadline) for _ in keys]
-        return present.index(0) if 0 in present else len(present)
+    def _set_pins(self, operation: str, command: bytes, keys: Sequence[bytes], timeout_seconds: float | None) -> int:
+        _check_keys(keys)
+
+        def exchange(wire: WireConnection, deadline: float) -> int:
+            parts = (keys[start : start + _ASK_KEYS] for start in range(0, len(keys), _ASK_KEYS))
+            return sum(self._questions.set_pins(wire, command, part, deadline) for part in parts)
+
+        number, miss = self._call(exchange, timeout_seconds)
+        self._count(operation, [miss.reason if miss else None])
+        return number or 0
 
     def _integer(self, operation: str, command: bytes, key: bytes, timeout_seconds: float | None) -> int:
         _check_keys([key])
@@ -286,54 +341,6 @@ class StoreClient:
             for reason in reasons:
                 key = (operation, "ok" if reason is None else reason.value)
                 self._counts[key] = self._counts.get(key, 0) + 1
-
-
-def _read_row(wire: WireConnection, key: bytes, buffer: memoryview, deadline: float) -> GetResult:
-    try:
-        length = wire.bulk_length(deadline)
-    except Miss as miss:
-        if miss.reason is MissReason.REFUSED and not miss.detail.startswith(_UNWELL):
-            return GetResult(miss.reason)  # an error in place of this value; the rest of the pipeline stands
-        raise
-    if length is None:
-        return GetResult(MissReason.ABSENT)
-    nbytes = length - HEADER_BYTES
-    if not 0 <= nbytes <= len(buffer):
-        wire.skip(length, deadline)
-        wire.crlf(deadline)
-        return GetResult(MissReason.HEADER if nbytes < 0 else MissReason.TOO_LARGE)
-    raw = bytearray(HEADER_BYTES)
-    wire.read_into([memoryview(raw), buffer[:nbytes]], deadline)
-    wire.crlf(deadline)
-    return _verified(raw, key, buffer[:nbytes])
-
-
-def _verified(raw: bytearray, key: bytes, row: memoryview) -> GetResult:
-    try:
-        header = unpack_header(raw)
-    except ForeignVersionError:
-        return GetResult(MissReason.HEADER)
-    except HeaderError:
-        return GetResult(MissReason.CHECKSUM)
-    if header.payload_bytes != len(row) or not header.matches(key, row):
-        return GetResult(MissReason.CHECKSUM)
-    return GetResult(None, header, len(row))
-
-
-def _set_pieces(key: bytes, header: bytes, row: memoryview) -> list[bytes | memoryview]:
-    head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b" % (len(key), key, len(header) + len(row), header)
-    return [head, row, b"\r\n"]
-
-
-def _read_stored(wire: WireConnection, deadline: float) -> PutResult:
-    try:
-        wire.status(deadline)
-    except Miss as miss:
-        refused = miss.reason in (MissReason.REFUSED, MissReason.TOO_LARGE) and not miss.detail.startswith(_UNWELL)
-        if not refused:
-            raise
-        return PutResult(miss.reason)
-    return PutResult(None)
 
 
 def _check_keys(keys: Sequence[bytes]) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kvhearth.store import introspection as intro
 from kvhearth.store.config import MAX_KEY_BYTES
+from kvhearth.store.header import group_of
 from kvhearth.store.resp import MAX_ARG_BYTES
 from kvhearth.store.session import Session
 
@@ -88,6 +89,29 @@ def match(session: Session, args: list[bytes]) -> None:
     session.replies.integer(session.table.match(args))
 
 
+def present(session: Session, args: list[bytes]) -> None:
+    found = session.table.present(args)
+    session.replies.array(len(found))
+    for there in found:
+        session.replies.integer(there)
+
+
+def pin(session: Session, args: list[bytes]) -> None:
+    table = session.table
+    pinned = table.pin(args)
+    if pinned is None:
+        session.replies.error(
+            f"ERR pins take at most half of this store, {table.max_pinned_bytes} bytes and "
+            f"{table.max_pinned_items} values: unpin others first"
+        )
+    else:
+        session.replies.integer(pinned)
+
+
+def unpin(session: Session, args: list[bytes]) -> None:
+    session.replies.integer(session.table.unpin(args))
+
+
 def dbsize(session: Session, _args: list[bytes]) -> None:
     session.replies.integer(len(session.table))
 
@@ -121,12 +145,13 @@ def set_value(session: Session, count: int) -> None:
         reader.args(count - 3)
         session.replies.error(refusal or "OOM command not allowed when used memory > 'maxmemory'.")
         return
+    views = table.views(entry)
     try:
-        reader.payload_into(table.views(entry))
+        reader.payload_into(views)
     except BaseException:
         table.abandon(entry)
         raise
-    if table.publish(key, entry):
+    if table.publish(key, entry, group_of(views[0] if views else b"")):
         session.replies.ok()
     else:
         session.replies.error("OOM command not allowed when used memory > 'maxmemory'.")
@@ -220,11 +245,17 @@ COMMANDS: dict[bytes, Command] = {
         Command("del", delete, -2, ("write",), (1, -1, 1), "Deletes keys."),
         Command("echo", echo, 2, ("fast",), (0, 0, 0), "Returns the given string."),
         Command("exists", exists, -2, ("readonly", "fast"), (1, -1, 1), "Counts the keys that are present."),
+        Command("flushall", flushdb, -1, ("write",), (0, 0, 0), "Drops every value."),
         Command("flushdb", flushdb, -1, ("write",), (0, 0, 0), "Drops every value."),
         Command("get", get, 2, ("readonly", "fast"), (1, 1, 1), "Returns the value of a key."),
         Command("hello", intro.hello, -1, ("fast", "no_auth"), (0, 0, 0), "Shakes hands, RESP2 or RESP3.", True),
         Command("info", intro.info, -1, ("loading",), (0, 0, 0), "Returns figures of the server."),
+        Command(
+            "kv.exists", present, -2, ("readonly",), (1, -1, 1), "Says of each key whether it is there; touches it."
+        ),
         Command("kv.match", match, -2, ("readonly",), (1, -1, 1), "Counts and touches the leading keys present."),
+        Command("kv.pin", pin, -2, ("write", "fast"), (1, -1, 1), "Keeps values from eviction."),
+        Command("kv.unpin", unpin, -2, ("write", "fast"), (1, -1, 1), "Lets pinned values be evicted again."),
         Command("mget", mget, -2, ("readonly", "fast"), (1, -1, 1), "Returns the values of keys."),
         Command("ping", ping, -1, ("fast",), (0, 0, 0), "Returns PONG, or the given string."),
         Command("quit", quit_, -1, ("fast", "no_auth"), (0, 0, 0), "Closes the connection.", True),

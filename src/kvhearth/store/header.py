@@ -1,4 +1,5 @@
-"""The 64-byte header in front of every row kept in the store. The server treats header and row as one opaque value.
+"""The 64-byte header in front of every row kept in the store. The server treats header and row as one opaque value, but
+for the sharing group that it counts the value under.
 
 The checksum covers the key, the header and the row, so a flipped bit, a truncated row, and another key's bytes are all
 found by whoever reads them.
@@ -20,6 +21,7 @@ HEADER_BYTES = 64
 
 _FIELDS = struct.Struct("<4sHHQIIQQQ")
 _CHECKSUM_BYTES = 16
+_START = struct.pack("<4sH", MAGIC, VERSION)
 
 
 class HeaderError(ValueError):
@@ -37,7 +39,7 @@ class Header(NamedTuple):
         position: place of the chunk in its chain, from 0.
         parent: hash of the chunk before it in the chain; 0 at position 0.
         recompute_ns: what computing this chunk again would cost, for eviction and admission.
-        group: KV cache group (vLLM's group index).
+        group: sharing group: a digest of what keeps its chunks apart from others' (vLLM's ``cache_salt``); 0 for none.
         epoch: weights epoch under which the row was computed.
         payload_bytes: length of the row.
         checksum: `checksum_of` key, header and row (16 bytes).
@@ -94,6 +96,14 @@ class Header(NamedTuple):
 def checksum_of(key: bytes, fields: bytes, row: Buffer) -> bytes:
     """xxh3-128 of the row, seeded with the xxh3-64 of header fields and key (16 bytes)."""
     return xxhash.xxh3_128_digest(row, seed=xxhash.xxh3_64_intdigest(fields + key))
+
+
+def group_of(value: Buffer) -> int:
+    """The sharing group of the value that starts with these bytes; 0 for what is no row of this version."""
+    head = bytes(memoryview(value)[:HEADER_BYTES])
+    if len(head) < HEADER_BYTES or not head.startswith(_START):
+        return 0
+    return int(_FIELDS.unpack_from(head)[5])
 
 
 def unpack_header(raw: Buffer) -> Header:

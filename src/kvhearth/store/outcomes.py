@@ -57,6 +57,13 @@ class PutResult(NamedTuple):
         return self.reason is None
 
 
+class RecordResult(NamedTuple):
+    """Outcome of a get of a small record: ``record`` is None on a miss, and ``reason`` tells absence from an outage."""
+
+    reason: MissReason | None
+    record: bytes | None = None
+
+
 class Miss(Exception):
     """Ends a call inside the client; callers of the client never see it."""
 

@@ -226,6 +226,9 @@ class StoreServer:
             cut = [((reason,), float(number)) for reason, number in self._cut.items()]
         yield MetricFamily(m.COMMANDS, [(key, float(number)) for key, number in totals.commands.items()])
         yield MetricFamily(m.CONNECTIONS_CUT, cut)
+        groups = self._table.groups().items()
+        yield MetricFamily(m.GROUP_BYTES, [((name,), float(share.value_bytes)) for name, share in groups])
+        yield MetricFamily(m.GROUP_VALUES, [((name,), float(share.values)) for name, share in groups])
         for metric, number in (
             (m.RECEIVED, totals.received_bytes),
             (m.SENT, totals.sent_bytes),
@@ -234,6 +237,7 @@ class StoreServer:
             (m.ITEMS, stats.items),
             (m.VALUES, stats.value_bytes),
             (m.USED, stats.used_bytes),
+            (m.PINNED, stats.pinned_bytes),
             (m.CAPACITY, stats.capacity_bytes),
             (m.EVICTIONS, stats.evictions),
             (m.REFUSED_UPLOADS, stats.refused_uploads),
@@ -262,6 +266,8 @@ class StoreServer:
                 "maxmemory_policy": "allkeys-lru",
                 "value_bytes": stats.value_bytes,
                 "uploading_bytes": stats.uploading_bytes,
+                "pinned_bytes": stats.pinned_bytes,
+                "max_pinned_bytes": self._table.max_pinned_bytes,
                 "max_value_bytes": self._config.value_limit_bytes,
             },
             "Stats": {
@@ -274,6 +280,10 @@ class StoreServer:
                 "keyspace_misses": totals.misses,
                 "evicted_keys": stats.evictions,
                 "refused_uploads": stats.refused_uploads,
+            },
+            "Groups": {
+                f"group_{name}": f"bytes={share.value_bytes},values={share.values}"
+                for name, share in self._table.groups().items()
             },
             "Keyspace": {"db0": f"keys={stats.items},expires=0,avg_ttl=0"} if stats.items else {},
         }

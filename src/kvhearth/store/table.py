@@ -1,4 +1,5 @@
-"""Keys to values in the pool: least-recently-used eviction, uploads invisible until whole, leases while sending.
+"""Keys to values in the pool: least-recently-used eviction that spares pinned values, uploads invisible until whole,
+leases while sending.
 
 Thread-safe; every call is short. The bytes themselves are read and written by the callers, outside the lock, through
 the views of an `Entry` that they hold: an upload's views belong to the uploader until `publish`, a leased entry's pages
@@ -14,29 +15,34 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from kvhearth.store.allocator import PAGE_BYTES, PageAllocator, Run, pages_for
+from kvhearth.store.groups import GroupShares, Share
 from kvhearth.store.memory import Pool, Progress
 
 
 class Entry:
     """A value's place in the pool. Owned by the table; callers only read ``nbytes`` and `Table.views`."""
 
-    __slots__ = ("leases", "live", "nbytes", "runs")
+    __slots__ = ("group_slot", "leases", "live", "nbytes", "pinned", "runs")
 
     def __init__(self, runs: tuple[Run, ...], nbytes: int) -> None:
         self.runs = runs
         self.nbytes = nbytes
         self.leases = 0
         self.live = False
+        self.pinned = False
+        self.group_slot = 0
 
 
 class TableStats(NamedTuple):
-    """Figures of one moment. ``used_bytes`` counts whole pages, uploads and leased dead values included."""
+    """Figures of one moment. ``used_bytes``, ``uploading_bytes`` and ``pinned_bytes`` count whole pages; uploads and
+    leased dead values are used too."""
 
     items: int
     value_bytes: int
     used_bytes: int
     capacity_bytes: int
     uploading_bytes: int
+    pinned_bytes: int
     evictions: int
     refused_uploads: int
 
@@ -60,10 +66,16 @@ class Table:
         self._max_items = max_items
         # Uploads may take half of the pool, so that slow senders cannot drive out everything that is worth keeping.
         self._max_uploading_pages = pages // 2
+        # Pins may take the other half: a value that may be uploaded then always finds room beside them.
+        self._max_pinned_pages = pages // 2
+        self._max_pinned_items = max_items // 2
         self._lock = threading.Lock()
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         self._value_bytes = 0
         self._uploading_pages = 0
+        self._pinned_pages = 0
+        self._pinned_items = 0
+        self._groups = GroupShares()
         self._evictions = 0
         self._refused_uploads = 0
 
@@ -83,14 +95,16 @@ class Table:
             self._uploading_pages += pages
             return Entry(runs, nbytes)
 
-    def publish(self, key: bytes, entry: Entry) -> bool:
-        """Make a fully received value visible under ``key``, in place of any other.
+    def publish(self, key: bytes, entry: Entry, group: int = 0) -> bool:
+        """Make a fully received value of a sharing group visible under ``key``, in place of any other.
 
-        False, and the value is gone, when there are too many items and all of them are being sent.
+        A pin on the key stays if the new value is within the bound. False, and the value is gone, when there are too
+        many items and all of them are being sent or pinned.
         """
         with self._lock:
             self._uploading_pages -= pages_for(entry.nbytes)
             old = self._entries.pop(key, None)
+            pin = old is not None and old.pinned
             if old is not None:
                 self._bury(old)
             while len(self._entries) >= self._max_items and self._evict_oldest():
@@ -102,6 +116,9 @@ class Table:
             entry.live = True
             self._entries[key] = entry
             self._value_bytes += entry.nbytes
+            entry.group_slot = self._groups.add(group, entry.nbytes)
+            if pin and self._pinned_pages + pages_for(entry.nbytes) <= self._max_pinned_pages:
+                self._set_pin(entry, True)
             return True
 
     def abandon(self, entry: Entry) -> None:
@@ -137,6 +154,57 @@ class Table:
             for _ in map(self._entries.move_to_end, reversed(keys[:matched])):
                 pass
             return matched
+
+    def present(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each of ``keys`` is there; touched last to first, as by `match`."""
+        with self._lock:
+            found = [key in self._entries for key in keys]
+            for key, there in zip(reversed(keys), reversed(found), strict=True):
+                if there:
+                    self._entries.move_to_end(key)
+            return found
+
+    def pin(self, keys: Sequence[bytes]) -> int | None:
+        """Keep the values under ``keys`` from eviction; how many of them are there, each counted once.
+
+        None, and nothing more is pinned, when pinned values would come to more than half of the pool or of the items.
+        """
+        with self._lock:
+            there = [entry for key in dict.fromkeys(keys) if (entry := self._entries.get(key)) is not None]
+            new = [entry for entry in there if not entry.pinned]
+            pages = sum(pages_for(entry.nbytes) for entry in new)
+            if (
+                self._pinned_pages + pages > self._max_pinned_pages
+                or self._pinned_items + len(new) > self._max_pinned_items
+            ):
+                return None
+            for entry in new:
+                self._set_pin(entry, True)
+            return len(there)
+
+    def unpin(self, keys: Sequence[bytes]) -> int:
+        """Let the values under ``keys`` be evicted again; how many of them were pinned."""
+        with self._lock:
+            entries = [self._entries.get(key) for key in dict.fromkeys(keys)]
+            pinned = [entry for entry in entries if entry is not None and entry.pinned]
+            for entry in pinned:
+                self._set_pin(entry, False)
+            return len(pinned)
+
+    @property
+    def max_pinned_bytes(self) -> int:
+        """Bound of ``pinned_bytes``."""
+        return self._max_pinned_pages * PAGE_BYTES
+
+    @property
+    def max_pinned_items(self) -> int:
+        """Bound of how many values are pinned."""
+        return self._max_pinned_items
+
+    def groups(self) -> dict[str, Share]:
+        """What each sharing group has, by the name that `GroupShares.by_name` gives it."""
+        with self._lock:
+            return self._groups.by_name()
 
     def exists(self, keys: Sequence[bytes]) -> int:
         """How many of ``keys`` are present, counting repeats."""
@@ -176,6 +244,7 @@ class Table:
                 used_bytes=(self._allocator.pages - self._allocator.free_pages) * PAGE_BYTES,
                 capacity_bytes=self._allocator.pages * PAGE_BYTES,
                 uploading_bytes=self._uploading_pages * PAGE_BYTES,
+                pinned_bytes=self._pinned_pages * PAGE_BYTES,
                 evictions=self._evictions,
                 refused_uploads=self._refused_uploads,
             )
@@ -193,16 +262,29 @@ class Table:
         return True
 
     def _evict_oldest(self) -> bool:
-        # A leased value gives no memory back yet, so it is passed over; leases are few and recently used.
-        key = next((key for key, entry in self._entries.items() if not entry.leases), None)
-        if key is None:
-            return False
-        self._bury(self._entries.pop(key))
-        self._evictions += 1
-        return True
+        # A leased value gives no memory back yet, a pinned one is to stay: both count as just used when their turn
+        # comes, so that the next search does not start with them again.
+        for _ in range(len(self._entries)):
+            key, entry = next(iter(self._entries.items()))
+            if entry.leases or entry.pinned:
+                self._entries.move_to_end(key)
+                continue
+            self._bury(self._entries.pop(key))
+            self._evictions += 1
+            return True
+        return False
 
     def _bury(self, entry: Entry) -> None:
         entry.live = False
         self._value_bytes -= entry.nbytes
+        self._groups.remove(entry.group_slot, entry.nbytes)
+        if entry.pinned:
+            self._set_pin(entry, False)
         if not entry.leases:
             self._allocator.release(entry.runs)
+
+    def _set_pin(self, entry: Entry, pinned: bool) -> None:
+        sign = 1 if pinned else -1
+        entry.pinned = pinned
+        self._pinned_pages += sign * pages_for(entry.nbytes)
+        self._pinned_items += sign

@@ -96,6 +96,13 @@ class WireConnection:
             raise _unexpected(line)
         return _digits(line)
 
+    def array_length(self, deadline: float) -> int:
+        """Expect ``*n``; the elements follow."""
+        line = self.line(deadline)
+        if not line.startswith(b"*"):
+            raise _unexpected(line)
+        return _digits(line)
+
     def bulk_length(self, deadline: float) -> int | None:
         """Expect ``$n``; None for an absent value. The bytes and a CRLF follow."""
         line = self.line(deadline)

@@ -1,0 +1,1 @@
+"""What several benchmarks share. Not a benchmark, not part of the package."""

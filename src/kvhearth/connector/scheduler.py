@@ -1,0 +1,103 @@
+"""The scheduler's side of offloading: upstream's, told whose each request is. Eager admission is upstream's own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_offload.base import OffloadKey
+from vllm.v1.request import Request
+
+from kvhearth.connector.facts import LoraDigests
+from kvhearth.connector.stats import Deltas
+from kvhearth.connector.tier import StoreTier
+
+_IDLE_STEP_SECONDS = 0.001
+
+
+class HearthScheduler(OffloadingConnectorScheduler):
+    """Upstream's scheduler side with eager admission: a chunk is saved as soon as it is computed.
+
+    Args:
+        spec: the offloading spec.
+        vllm_config: vLLM's configuration.
+        kv_cache_config: its KV groups.
+        deltas: where to count.
+    """
+
+    def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any, deltas: Deltas) -> None:
+        super().__init__(spec, vllm_config, kv_cache_config)
+        self._deltas = deltas
+        self._pool: Any = None
+        self._handed_out: set[int] = set()
+        self.holdings: Any = None
+        """`Holdings` to keep informed, if snapshots are wanted."""
+        self._loras = LoraDigests()
+        self._tier = next((tier for tier in self.manager.secondary_tiers if isinstance(tier, StoreTier)), None)
+        groups = self.config.kv_group_configs
+        most = 1 + max(group.group_idx for group in groups)
+        self._chunk_tokens, self._chained = [1] * most, [False] * most
+        for group in groups:
+            self._chunk_tokens[group.group_idx] = group.tokens_per_chunk
+            self._chained[group.group_idx] = group.sliding_window_size_in_chunks is None
+
+    def bind_block_pool(self, pool: Any) -> None:
+        """vLLM's block pool, once it is made."""
+        self._pool = pool
+        self._watch(pool)
+        if self.holdings is not None:
+            self.holdings.bind(pool)
+
+    def _watch(self, pool: Any) -> None:
+        """Learn of every block that is handed out. vLLM tells a connector only of those that it schedules itself; under
+        MultiConnector another one may have a block overwritten that is still to be saved here."""
+        get_new_blocks = pool.get_new_blocks
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            blocks = get_new_blocks(*args, **kwargs)
+            self._handed_out.update(block.block_id for block in blocks)
+            return blocks
+
+        pool.get_new_blocks = watched
+
+    def on_new_request(self, request: Request) -> None:
+        """As upstream, with what the tier must know kept beside the request."""
+        super().on_new_request(request)
+        if self.holdings is not None:
+            self.holdings.note(request)
+        if self._tier is not None:
+            status = self._req_status[request.request_id]
+            chains: list[list[OffloadKey]] = [[] for _ in self._chained]
+            for group, state in zip(self.config.kv_group_configs, status.group_states, strict=True):
+                chains[group.group_idx] = state.offload_keys
+            lora = self._loras.of(request.lora_request)
+            context = status.req_context
+            context.set_state(self._tier.describe(request, context, lora, chains, self._chunk_tokens, self._chained))
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
+        """As upstream. A step that computes nothing only waits for transfers: it gives way to the threads that make
+        them, which would otherwise have to wring the interpreter from it."""
+        self._current_batch_allocated_block_ids |= self._handed_out
+        self._handed_out = set()
+        meta = super().build_connector_meta(scheduler_output)
+        if not scheduler_output.total_num_scheduled_tokens:
+            if self._tier is not None:
+                self._tier.wait_for_progress(_IDLE_STEP_SECONDS)
+            elif self._jobs:
+                time.sleep(_IDLE_STEP_SECONDS)
+        return meta
+
+    def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
+        """As upstream."""
+        if self.holdings is not None:
+            self.holdings.note(request)
+        answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request)
+        return answer
+
+    def reset_cache(self) -> None:
+        """As upstream, and the store's KV of before is not used any more."""
+        super().reset_cache()
+        if self._tier is not None:
+            self._tier.rotate_epoch()

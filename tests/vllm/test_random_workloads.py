@@ -1,0 +1,120 @@
+"""Random workloads on the rig: whatever comes together, no step reads KV that is not what it must be.
+
+Prefixes are shared, requests are aborted, HBM and DRAM are tight, caches are reset and the store loses chunks, in every
+combination of admission, chunk size and KV groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .rig import BLOCK, Rig, WrongKv, tokens
+from .servers import StoreProcess
+
+SHAPES = list(itertools.product(("eager", "lazy"), (False, True), (1, 3), (True, False)))
+
+
+def _play(rig: Rig, seed: int, store: StoreProcess | None) -> None:
+    rnd = random.Random(seed)
+    trunks = [tokens(seed * 10 + i, 400) for i in range(4)]
+    names: list[str] = []
+    for turn in range(60):
+        what = rnd.random()
+        if what < 0.45:
+            trunk = rnd.choice(trunks)
+            prompt = trunk[: rnd.randrange(1, 260)] + tokens(rnd.randrange(1 << 20), rnd.randrange(0, 60))
+            names.append(f"r{turn}")
+            rig.submit(names[-1], prompt, rnd.randrange(1, 40), salt=rnd.choice([None, None, "x"]))
+        elif what < 0.5 and names:
+            rig.abort(rnd.choice(names))
+        elif what < 0.53:
+            rig.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        elif what < 0.56 and store is not None and rig.tier._admission.known:
+            store.command(b"DEL", *rnd.sample(rig.tier._admission.known, min(4, len(rig.tier._admission.known))))
+        for _ in range(rnd.randrange(1, 6)):
+            rig.step()
+    rig.finish(120)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("admission", "hybrid", "size", "shared"), SHAPES)
+def test_no_step_reads_wrong_kv(admission: str, hybrid: bool, size: int, shared: bool, store: StoreProcess) -> None:
+    totals: dict[str, float] = {}
+    for seed in range(3):
+        with Rig(
+            store=store.address if shared else None,
+            blocks=random.Random(seed).choice([40, 60, 90]),
+            dram_chunks=random.Random(seed).choice([12, 40, 120]),
+            hybrid=hybrid,
+            blocks_per_chunk=size,
+            extra={"dram_admission": admission, "offload_prompt_only": bool(seed % 2)},
+            batched_tokens=random.Random(seed).choice([64, 512]),
+        ) as rig:
+            _play(rig, seed, store if shared else None)
+            for name in ("vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"):
+                totals[name] = totals.get(name, 0) + rig.stats.get(name, 0)
+            assert not rig.side._block_id_to_pending_jobs
+            assert not rig.side._req_status
+            assert not rig.side.manager._req_state
+    assert min(totals.values()) > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lazy_loses_nothing_that_eager_keeps(seed: int) -> None:
+    """With DRAM for everything, a prompt that has left HBM comes back whole under either admission."""
+    for admission in ("eager", "lazy"):
+        with Rig(blocks=40, dram_chunks=400, extra={"dram_admission": admission}) as rig:
+            prompts = [tokens(seed * 100 + i, 200 + 10 * i) for i in range(8)]
+            for turn, prompt in enumerate(prompts):
+                rig.submit(f"a{turn}", prompt, 30)
+            rig.finish()
+            assert rig.preemptions > 0
+            for turn, prompt in enumerate(prompts[:4]):
+                rig.run(f"push{turn}", tokens(9000 + seed * 10 + turn, 400))
+                rig.submit(f"b{turn}", prompt, 2)
+                rig.step()
+                local = rig.scheduler.requests[f"b{turn}"].prefill_stats.num_local_cached_tokens
+                rig.finish()
+                assert local + rig.hits[f"b{turn}"] >= (len(prompt) - 1) // BLOCK * BLOCK, (admission, turn)
+
+
+def test_lazy_moves_nothing_while_hbm_has_room() -> None:
+    with Rig(blocks=400, extra={"dram_admission": "lazy"}) as rig:
+        for turn in range(20):
+            rig.run(f"a{turn}", tokens(turn % 5, 300 + turn), 10)
+        assert rig.stats.get("vllm:kv_offload_store_bytes", 0) == 0
+    with Rig(blocks=400, extra={"dram_admission": "eager"}) as rig:
+        rig.run("a", tokens(1, 300))
+        assert rig.stats["vllm:kv_offload_store_bytes"] > 0
+
+
+def test_the_rig_would_notice_wrong_bytes() -> None:
+    with Rig() as rig:
+        rig.run("a", tokens(1, 200))
+        rig.forget_hbm()
+        rig.side.manager.primary_tier.get_kv_memoryview().cast("B")[40] ^= 1
+        with pytest.raises(WrongKv):
+            rig.run("b", tokens(1, 200))
+
+
+def test_nothing_stays_in_shared_memory() -> None:
+    before = set(Path("/dev/shm").glob("vllm_offload_rig*"))
+    with Rig() as rig:
+        rig.run("a", tokens(1, 100))
+        assert set(Path("/dev/shm").glob("vllm_offload_rig*")) == before  # the name goes once all have mapped it
+    assert set(Path("/dev/shm").glob("vllm_offload_rig*")) == before
+
+
+def test_settings_are_checked_when_the_engine_starts() -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"dram_admission": "later"}, "dram_admission: 'later'; choose eager or lazy"),
+        ({"snapshot_listen": "nowhere"}, "snapshot_listen"),
+    ]
+    for extra, message in bad:
+        with pytest.raises(Exception, match=message):
+            Rig(extra=extra)
