@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvhearth.connector import facts
 from kvhearth.connector.facts import LoraDigests, RequestFacts, Wishes, read_wishes
 
 JSON = st.recursive(
@@ -143,32 +144,32 @@ FILES = ["adapter_model.safetensors", "adapter_config.json"]
 
 @pytest.mark.parametrize("file", FILES)
 def test_an_adapter_retrained_in_place_is_another(tmp_path: Path, file: str) -> None:
-    """To an engine started since, and to one that is told to load it anew."""
+    """To an engine started since, and to one whose cache was reset."""
     digests = LoraDigests()
     before = digests.of(adapter(tmp_path / "a"))
     retrain(tmp_path / "a" / file)
-    anew = request_for(tmp_path / "a")
-    anew.load_inplace = True
+    started_since = LoraDigests().of(request_for(tmp_path / "a"))
+    digests.forget()
 
-    assert digests.of(anew) not in (before, None)
-    assert LoraDigests().of(request_for(tmp_path / "a")) == digests.of(anew)
+    assert started_since not in (before, None)
+    assert digests.of(request_for(tmp_path / "a")) == started_since
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_an_adapter_whose_files_change_under_an_engine_that_has_loaded_it_shares_nothing(
     tmp_path: Path, file: str
 ) -> None:
-    """The engine goes on with what it has in memory, which its files do not show any more."""
+    """Whether the engine has the old or the new one in memory, its HBM and DRAM hold KV of both under equal hashes."""
     digests = LoraDigests()
     request = adapter(tmp_path / "a")
-    before = digests.of(request)
+    assert digests.of(request)
     original = (tmp_path / "a" / file).read_bytes()
     retrain(tmp_path / "a" / file)
     assert digests.of(request) is None
     (tmp_path / "a" / file).write_bytes(original)
 
     assert digests.of(request) is None
-    assert digests.of(request_for(tmp_path / "a", 2)) == before  # loaded afresh under an id of its own
+    assert digests.of(request_for(tmp_path / "a", 2)) is None  # nor under another id
 
 
 def test_an_adapter_replaced_by_renaming_is_noticed_even_at_equal_time_and_size(tmp_path: Path) -> None:
@@ -211,11 +212,12 @@ def test_an_adapter_whose_weights_are_not_here_shares_nothing(tmp_path: Path) ->
     assert LoraDigests().of(request) is None
 
 
-def test_the_table_of_adapters_is_bounded(tmp_path: Path) -> None:
+def test_the_table_of_adapters_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_MOST_ADAPTERS", 3)
     digests = LoraDigests()
-    request = adapter(tmp_path / "a")
-    for number in range(300):
-        request.lora_int_id = number
-        assert digests.of(request)
+    found = [digests.of(adapter(tmp_path / str(number))) for number in range(5)]
 
-    assert len(digests._known) <= 256
+    assert all(found[:3])
+    assert found[3:] == [None, None]
+    assert digests.of(request_for(tmp_path / "0")) == found[0]
+    assert len(digests._known) == 3

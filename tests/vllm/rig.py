@@ -217,9 +217,19 @@ class Rig:
         deadline = time.monotonic() + seconds
         while self.scheduler.has_unfinished_requests() or self.busy:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"still busy after {seconds} s: {[r.request_id for r in self.scheduler.waiting]}")
+                raise TimeoutError(f"still busy after {seconds} s: {self._state()}")
             self.step()
         self.step()
+
+    def _state(self) -> str:
+        pool, side = self.scheduler.kv_cache_manager.block_pool, self.side
+        waiting = [(r.request_id, r.status.name, r.num_tokens) for r in self.scheduler.waiting]
+        skipped = [(r.request_id, r.status.name) for r in self.scheduler.skipped_waiting]
+        running = [(r.request_id, r.num_computed_tokens) for r in self.scheduler.running]
+        return (
+            f"waiting {waiting[:4]}, skipped {skipped[:4]}, running {running}, free {pool.get_num_free_blocks()}, "
+            f"jobs {sorted(side._jobs)}, tier jobs {sorted(side.manager._jobs)}, stats {self.stats}"
+        )
 
     @property
     def busy(self) -> bool:

@@ -100,10 +100,16 @@ def test_restored_kv_is_what_was_computed(kind: str, models: dict[str, Path], bi
         engine.call("forget_hbm")
         assert engine.generate(mine[:600], salt="a")["cached"] == 576
 
+        # After a reset, which weight updates bring, nothing from before is believed.
+        assert engine.call("reset")
+        assert engine.generate(mine[:600], salt="a")["cached"] == 0
+        assert engine.generate(mine[:600], salt="a")["cached"] == 576
+
         # The tolerance means something: one zeroed chunk breaks it.
         engine.call("forget_dram")
         engine.call("forget_hbm")
         engine.generate(mine)
+        engine.call("settle")
         engine.call("forget_hbm")
         engine.call("zero_a_chunk")
         spoilt = engine.generate(mine)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -14,6 +15,12 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from kvhearth.control.engine_args import PoolCommand, pool_commands
 from kvhearth.stack import Stack
 from kvhearth.stack.vllm import OWN_FLAGS, SECRET_FLAGS
+
+
+@pytest.fixture(autouse=True)
+def _online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of the process look no model up; vLLM's arguments name one that is not here."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ MATRIX: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "quantization": ("quantization", lambda c: _changed(c, "model_config", "quantization", "awq")),
     "RoPE scaling": ("rope", lambda c: _rope(c, {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0})),
     "RoPE base": ("rope", lambda c: _rope(c, {"rope_type": "default", "rope_theta": 500000.0})),
+    "longest request": ("rope", lambda c: _changed(c, "model_config", "max_model_len", 4096)),
     "layout": ("kv_layout", lambda c: _changed(c, "cache_config", "kv_cache_layout", "BLHNC")),
     "TP": ("parallelism", lambda c: _changed(c, "parallel_config", "tensor_parallel_size", 2)),
     "PP": ("parallelism", lambda c: _changed(c, "parallel_config", "pipeline_parallel_size", 2)),

@@ -384,3 +384,5 @@ def test_aborts_while_everything_is_under_way(store: StoreProcess) -> None:
         rig.finish()
         assert rig.tier._lookups.open_requests == 0
         assert not rig.tier._jobs
+        primary = rig.side.manager.primary_tier  # no row is held for a request that is gone
+        assert primary._num_evictable_cache_chunks == primary._num_allocated_chunks - len(primary._free_list)

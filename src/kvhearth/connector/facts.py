@@ -6,7 +6,6 @@ import logging
 import os
 import reprlib
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from kvhearth.connector.weights import digest_directory
 _LONGEST_AWAIT_SECONDS = 60.0
 _MOST_TOKENS = 1 << 31
 _ADAPTER_FILES = ("adapter_model.*", "adapter_config.json")
-_MOST_ADAPTERS = 256
+_MOST_ADAPTERS = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -98,12 +97,12 @@ class LoraDigests:
     """Digests of adapters' files. vLLM hashes only an adapter's name and path, so a retrained adapter at the same path
     would find the old one's KV in a store that outlives the engine.
 
-    An adapter whose files change under its id, without being loaded anew, shares nothing from then on: which of the two
-    the engine has in memory cannot be told.
+    An adapter whose files change while the engine runs shares nothing from then on: which of the two the engine has in
+    memory cannot be told, and its HBM and DRAM may still hold KV of the old one under the same hashes.
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[int, str], tuple[_Signature, str | None]] = OrderedDict()
+        self._known: dict[str, tuple[_Signature, str | None]] = {}
 
     def of(self, lora_request: Any) -> str | None:
         """The digest of a request's adapter; "" for the base model; None when it cannot be told (share nothing)."""
@@ -111,20 +110,24 @@ class LoraDigests:
             return ""
         try:
             path = Path(lora_request.lora_path)
-            key, signature = (int(lora_request.lora_int_id), str(path)), self._signature(path)
+            key, signature = str(path), self._signature(path)
             known = self._known.get(key)
-            if known is None or (known[0] != signature and getattr(lora_request, "load_inplace", False)):
+            if known is None and len(self._known) >= _MOST_ADAPTERS:
+                return None
+            if known is None:
                 weights = any(name.startswith("adapter_model.") for name, *_ in signature)
                 known = (signature, digest_directory(path, _ADAPTER_FILES) if weights else None)
             elif known[0] != signature:
                 known = (known[0], None)
             self._known[key] = known
-            if len(self._known) > _MOST_ADAPTERS:
-                self._known.popitem(last=False)
             return known[1]
         except (OSError, AttributeError) as error:
             _log.warning("cannot read the adapter of a request, so it shares nothing: %s", error)
             return None
+
+    def forget(self) -> None:
+        """The engine's cache was reset: what is loaded now is all that it holds KV of."""
+        self._known.clear()
 
     @staticmethod
     def _signature(path: Path) -> _Signature:

@@ -43,7 +43,8 @@ def fingerprint(
         "weights": weights or weights_identity(model, vllm_config.load_config),
         "epoch": epoch,
         "architecture": _digest(text_config),
-        "rope": _text({name: value for name, value in _flat(text_config) if name in _ROPE}),
+        # Long RoPE chooses its factors by the longest request that the engine accepts.
+        "rope": _text({name: v for name, v in _flat(text_config) if name in _ROPE} | {"max": model.max_model_len}),
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         "kv_cache_dtype": str(cache.cache_dtype),

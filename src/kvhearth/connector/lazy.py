@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ class _Chunk(NamedTuple):
         place: in the request's chain, from 0.
         block_ids: its KV blocks.
         hashes: what the block pool calls their contents; anything else there now means they are gone.
-        context: of the request that computed it last.
+        request: the one that computed it last.
+        context: vLLM's offloading context of that request.
     """
 
     key: OffloadKey
@@ -35,6 +37,7 @@ class _Chunk(NamedTuple):
     place: int
     block_ids: tuple[int, ...]
     hashes: tuple[Any, ...]
+    request: Request
     context: ReqContext
 
 
@@ -124,7 +127,13 @@ class LazyScheduler(HearthScheduler):
                     state.next_stored_chunk_idx += 1
                     if 0 not in block_ids:  # else out of the sliding window
                         chunk = _Chunk(
-                            state.offload_keys[index], config_idx, index, block_ids, hashes, status.req_context
+                            state.offload_keys[index],
+                            config_idx,
+                            index,
+                            block_ids,
+                            hashes,
+                            status.req,
+                            status.req_context,
                         )
                         self._chunk_of.update(dict.fromkeys(block_ids, chunk))
 
@@ -137,7 +146,7 @@ class LazyScheduler(HearthScheduler):
             if chunk is None or self._intact(chunk, block_id):
                 continue  # never noted, or a prefix hit
             gone.append(block_id)
-            if all(self._intact(chunk, other) or other in allocated for other in chunk.block_ids):
+            if all(self._holds(chunk, other, allocated) for other in chunk.block_ids):
                 found[chunk.key] = chunk
         for block_id in gone:
             del self._chunk_of[block_id]
@@ -152,10 +161,15 @@ class LazyScheduler(HearthScheduler):
             if block is None or block is queue.fake_free_list_tail:
                 break
             chunk = self._chunk_of.get(block.block_id)
-            if chunk is not None and all(self._intact(chunk, block_id) for block_id in chunk.block_ids):
+            if chunk is not None and all(self._holds(chunk, block_id, ()) for block_id in chunk.block_ids):
                 found[chunk.key] = chunk
             block = block.next_free_block
         return list(found.values())
+
+    def _holds(self, chunk: _Chunk, block_id: int, allocated: Container[int]) -> bool:
+        """Whether a block still has the chunk's KV: nothing else was noted of it since, and it is either in the prefix
+        cache as it was, or was handed out in this very step."""
+        return self._chunk_of.get(block_id) is chunk and (block_id in allocated or self._intact(chunk, block_id))
 
     def _intact(self, chunk: _Chunk, block_id: int) -> bool:
         return bool(self._pool.blocks[block_id].block_hash == chunk.hashes[chunk.block_ids.index(block_id)])
@@ -178,6 +192,9 @@ class LazyScheduler(HearthScheduler):
         new = set(output.keys_to_store) if output is not None else set()
         saved = [chunk for chunk in chunks if chunk.key in new]
         if saved:
+            for chunk in saved:  # so that the event that tells of it says what it stands for
+                group = self.config.kv_group_configs[chunk.config_idx]
+                self._events_tracker.record_store(chunk.request, group, chunk.place, chunk.key)
             job_id = self._generate_job_id()
             jobs[job_id] = TransferJob(req_id=context.req_id, src_spec=self._source(saved), dst_spec=output.store_spec)
             self._open_job(job_id, status, saved, now=now)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    OffloadingConnectorScheduler,
+    RequestOffloadState,
+)
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.request import Request
@@ -89,6 +92,24 @@ class HearthScheduler(OffloadingConnectorScheduler):
                 time.sleep(_IDLE_STEP_SECONDS)
         return meta
 
+    def _build_store_jobs(self, scheduler_output: SchedulerOutput) -> Any:
+        """As upstream, without chunks of a sliding-window group of which the window has left a part behind: upstream
+        looks at a chunk's last block only, and would save the rest of a row as whatever was in it."""
+        if self._sliding_window_groups and self.config.blocks_per_chunk > 1:
+            for req_id in (*scheduler_output.num_scheduled_tokens, *(scheduler_output.finished_req_ids or ())):
+                if req_id in self._req_status:
+                    self._drop_partial_chunks(self._req_status[req_id])
+        return super()._build_store_jobs(scheduler_output)
+
+    def _drop_partial_chunks(self, status: RequestOffloadState) -> None:
+        size = self.config.blocks_per_chunk
+        for config_idx in self._sliding_window_groups:
+            state = status.group_states[config_idx]
+            first = 0 if status.req.is_finished() else state.next_stored_chunk_idx
+            for end in range((first + 1) * size, len(state.block_ids) + 1, size):
+                if 0 in state.block_ids[end - size : end]:
+                    state.block_ids[end - 1] = 0
+
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         """As upstream."""
         if self.holdings is not None:
@@ -101,3 +122,4 @@ class HearthScheduler(OffloadingConnectorScheduler):
         super().reset_cache()
         if self._tier is not None:
             self._tier.rotate_epoch()
+        self._loras.forget()

@@ -64,7 +64,7 @@ class LazyAdmission:
             if chunk is None or self._intact(chunk, block):
                 continue  # never noted, or a prefix hit
             gone.append(block)
-            if all(other in handed_out or self._intact(chunk, other) for other in chunk.blocks):
+            if all(self._holds(chunk, other, handed_out) for other in chunk.blocks):
                 found[chunk.key] = chunk
         for block in gone:
             del self._chunk_of[block]
@@ -79,9 +79,14 @@ class LazyAdmission:
         found: dict[int, HbmChunk] = {}
         for block in self._pool.first_free(self._ahead):
             chunk = self._chunk_of.get(block)
-            if chunk is not None and all(self._intact(chunk, other) for other in chunk.blocks):
+            if chunk is not None and all(self._holds(chunk, other, ()) for other in chunk.blocks):
                 found[chunk.key] = chunk
         return _by_request(found.values())
+
+    def _holds(self, chunk: HbmChunk, block: int, handed_out: Collection[int]) -> bool:
+        """Whether a block still has the chunk's KV: nothing else was noted of it since, and it is either in the prefix
+        cache as it was, or was handed out in this very step."""
+        return self._chunk_of.get(block) is chunk and (block in handed_out or self._intact(chunk, block))
 
     def _intact(self, chunk: HbmChunk, block: int) -> bool:
         return self._pool.content(block) == chunk.hashes[chunk.blocks.index(block)]
