@@ -38,7 +38,7 @@ up: $(VENV)/.run ## Run a stack on this machine: four emulated engines, router, 
 test: $(VENV)/.dev ## Run every test that needs no vLLM
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-test-vllm: ## Compare the engine model with vLLM's own scheduler, step by step (own environment: .venv-vllm)
+test-vllm: ## Tests with the real vLLM: our model beside its scheduler, the connector in engines (.venv-vllm)
 	@sh tests/vllm/install.sh .venv-vllm
 	@.venv-vllm/bin/python -m pytest -n 2 --dist loadfile tests/vllm $(ARGS)
 

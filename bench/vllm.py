@@ -110,7 +110,8 @@ def measure(bench: Bench, store: Store) -> dict[str, Any]:
     for name, address in (("store_tcp", store.tcp), ("store_unix", store.unix)):
         say(f"time to first token from {name.replace('_', ' over ')}")
         with bench.engine(transfer_config(SMALL_DRAM, address)) as running:
-            ttft[name] = restored_from_store(bench, running, prompts, store, rounds)
+            again = 1 if bench.quick and name == "store_unix" else rounds
+            ttft[name] = restored_from_store(bench, running, prompts, store, again)
         say(described(ttft[name]))
     say("time to first token from DRAM, and preemption")
     with bench.engine(transfer_config(LARGE_DRAM)) as running:
@@ -119,7 +120,7 @@ def measure(bench: Bench, store: Store) -> dict[str, Any]:
         preempted = preemption(bench, running, statistics.median(ttft["dram"].cold) / PROMPT_TOKENS)
     say("cost without pressure, admission lazy")
     with bench.engine(transfer_config(LARGE_DRAM, store.tcp, dram_admission="lazy"), blocks=1024) as running:
-        idle = low_pressure(bench, running, 20.0 if bench.quick else 60.0)
+        idle = low_pressure(bench, running, 15.0 if bench.quick else 60.0)
     throughput = None if bench.quick else measure_throughput(bench, store.tcp)
     return figures(ttft, idle, preempted, throughput)
 

@@ -96,7 +96,7 @@ def test_a_large_object_does_not_flood_the_log(caplog: pytest.LogCaptureFixture)
 
 def test_the_parent_of_a_chunk_is_the_one_before_it_where_the_group_needs_all() -> None:
     chains = [[b"a0", b"a1"], [b"b0", b"b1"]]
-    facts = RequestFacts(0, b"ns:", 0, Wishes(), chains, [16, 16], [True, False])
+    facts = RequestFacts("r", 0, b"ns:", 0, Wishes(), chains, [16, 16], [True, False])
 
     assert facts.parent_of(0, 1) == b"ns:a0"
     assert facts.parent_of(0, 0) is None

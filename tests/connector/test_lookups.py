@@ -446,3 +446,19 @@ def test_progress_is_told_when_an_answer_has_come(store: StoreServer) -> None:
     finally:
         lookups.close()
         client.close()
+
+
+def test_promises_of_requests_that_are_gone_are_not_asked_for_any_more(lookups: Lookups, client: StoreClient) -> None:
+    for number in range(20):
+        promise = Promise(16, time.monotonic() + 600)
+        assert lookups.ask(f"r{number}", b"never", name(b"never"), end_token=16, promise=promise) is None
+    lookups.flush()
+    time.sleep(0.2)
+    for number in range(20):
+        lookups.forget(f"r{number}")
+    time.sleep(0.2)
+    before = sum(client.counts.values())
+    time.sleep(0.3)
+
+    assert sum(client.counts.values()) == before
+    assert answers(lookups, "other", b"absent") == [False]

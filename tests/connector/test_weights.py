@@ -54,6 +54,17 @@ def test_one_changed_tensor_makes_other_weights(tmp_path: Path, name: str, place
     assert digest_directory(tmp_path) != before
 
 
+@pytest.mark.parametrize("at", [1, 77_777, 299_999])
+def test_one_changed_row_of_an_embedding_makes_other_weights(tmp_path: Path, at: int) -> None:
+    """Untrained tokens are repaired row by row, far from where a tensor is sampled."""
+    file = tmp_path / "model.safetensors"
+    base = safetensors(file, {"model.embed_tokens.weight": 300_000, "layer": 64})
+    before = digest_directory(tmp_path)
+    change(file, base + at)
+
+    assert digest_directory(tmp_path) != before
+
+
 def test_equal_files_have_equal_digests_wherever_they_are(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:

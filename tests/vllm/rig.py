@@ -224,7 +224,11 @@ class Rig:
     def _state(self) -> str:
         pool, side = self.scheduler.kv_cache_manager.block_pool, self.side
         waiting = [(r.request_id, r.status.name, r.num_tokens) for r in self.scheduler.waiting]
-        skipped = [(r.request_id, r.status.name) for r in self.scheduler.skipped_waiting]
+        skipped = [
+            (name, r.status.name)
+            for name, r in self.scheduler.requests.items()
+            if r.status.name == "WAITING_FOR_REMOTE_KVS"
+        ]
         running = [(r.request_id, r.num_computed_tokens) for r in self.scheduler.running]
         return (
             f"waiting {waiting[:4]}, skipped {skipped[:4]}, running {running}, free {pool.get_num_free_blocks()}, "

@@ -347,7 +347,7 @@ def test_promise_of_a_prefill_engine_is_awaited(store: StoreProcess) -> None:
         for _ in range(20):
             decode.step()
             time.sleep(0.005)
-        assert decode.scheduler.waiting or decode.scheduler.skipped_waiting
+        assert decode.scheduler.waiting
         prefill.run("p", PROMPT, 1)
         decode.finish()
         assert decode.hits["d"] == CHUNKS * BLOCK
@@ -386,3 +386,48 @@ def test_aborts_while_everything_is_under_way(store: StoreProcess) -> None:
         assert not rig.tier._jobs
         primary = rig.side.manager.primary_tier  # no row is held for a request that is gone
         assert primary._num_evictable_cache_chunks == primary._num_allocated_chunks - len(primary._free_list)
+
+
+@pytest.mark.parametrize("admission", ["eager", "lazy"])
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_reset_while_requests_run_saves_nothing_of_before(admission: str, hybrid: bool) -> None:
+    """vLLM refuses to reset HBM then, and resets the connector all the same."""
+    with Rig(blocks=60, dram_chunks=200, hybrid=hybrid, batched_tokens=64, extra={"dram_admission": admission}) as rig:
+        for turn in range(4):
+            rig.submit(f"a{turn}", tokens(turn, 180), 30)
+        for _ in range(12):
+            rig.step()
+        assert rig.scheduler.running
+        rig.scheduler.reset_prefix_cache(reset_connector=True)
+        for turn in range(4, 12):
+            rig.submit(f"a{turn}", tokens(turn, 180), 10)
+        rig.finish()
+        rig.forget_hbm()
+        assert [rig.run(f"b{turn}", tokens(turn, 180)) for turn in range(2)] == [0, 0]  # those that ran
+        for turn in range(4, 12):
+            rig.run(f"c{turn}", tokens(turn, 100))
+
+
+def test_second_sight_is_not_fooled_by_lazy_saves(store: StoreProcess) -> None:
+    tier = {"store_admission": "second-sight"}
+    with Rig(store=store.address, blocks=24, dram_chunks=12, tier=tier, extra={"dram_admission": "lazy"}) as rig:
+        for seed in range(12):
+            rig.run(f"a{seed}", tokens(seed, 200))
+        assert store.count() == 0
+
+
+def test_lazy_without_prefix_caching_is_refused() -> None:
+    def without(config: Any) -> None:
+        config.cache_config.enable_prefix_caching = False
+
+    with pytest.raises(UserError, match="dram_admission: 'lazy' without prefix caching"):
+        Rig(extra={"dram_admission": "lazy"}, tweak=without)
+
+
+def test_workers_on_several_hosts_are_refused_with_a_store(store: StoreProcess) -> None:
+    def spread(config: Any) -> None:
+        config.parallel_config.nnodes = 2
+        config.parallel_config.world_size = 2
+
+    with pytest.raises(UserError, match="several hosts"):
+        Rig(store=store.address, tweak=spread)

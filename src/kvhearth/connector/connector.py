@@ -42,7 +42,14 @@ class HearthConnector(OffloadingConnector):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        side = LazyScheduler if dram_admission(extra) == "lazy" else HearthScheduler
+        lazy = dram_admission(extra) == "lazy"
+        if lazy and not vllm_config.cache_config.enable_prefix_caching:
+            raise UserError(
+                "'lazy' without prefix caching: blocks have no names then, so nothing would ever be saved",
+                where="kv_connector_extra_config.dram_admission",
+                remedy="choose eager, or leave out --no-enable-prefix-caching",
+            )
+        side = LazyScheduler if lazy else HearthScheduler
         with engine_in_view(vllm_config, kv_cache_config) as view:
             super().__init__(vllm_config, role, kv_cache_config)
         self._deltas = Deltas()

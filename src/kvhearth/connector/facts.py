@@ -27,6 +27,7 @@ class RequestFacts:
     """Of one request, kept with vLLM's ``ReqContext``.
 
     Attributes:
+        req_id: vLLM's.
         epoch_serial: the tier's count of weights epochs when the request came; later ones share nothing with it.
         key_prefix: begins its store keys.
         group: sharing group (u32).
@@ -37,6 +38,7 @@ class RequestFacts:
         promoted: how often each chunk was promised to vLLM as being in the store.
     """
 
+    req_id: str
     epoch_serial: int
     key_prefix: bytes
     group: int

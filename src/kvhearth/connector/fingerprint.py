@@ -56,6 +56,8 @@ def fingerprint(
         "hash_seed": _hash_seed(cache.prefix_caching_hash_algo),
         "parallelism": "any" if agnostic else _parallelism(parallel),
         "canonical_layout": str(bool(vllm_config.kv_transfer_config.kv_connector_extra_config.get("canonical_layout"))),
+        "speculation": _speculation(vllm_config),
+        "multimodal": _text(getattr(model.multimodal_config, "mm_processor_kwargs", None)),
         "platform": _platform(isa),
         "vllm": _vllm_series(),
     }
@@ -74,11 +76,12 @@ def refuse_random_seed(algorithm: str) -> None:
 
 def weights_identity(model: Any, load_config: Any) -> str:
     """Which weights the engine serves: a commit, or a digest of the files. Raises UserError when it cannot be told."""
-    if str(getattr(load_config, "load_format", "auto")) == "dummy":
+    load_format = str(getattr(load_config, "load_format", "auto"))
+    if load_format == "dummy":
         return f"dummy:{model.model}:{model.seed}"
     path = Path(model.model)
     if not path.is_dir():
-        found = _snapshot(model.model, model.revision)
+        found = _snapshot(model.model, model.revision, getattr(load_config, "download_dir", None))
         if found is None:
             raise UserError(
                 f"cannot tell which weights {model.model!r} are: no files of theirs are on this machine",
@@ -93,14 +96,15 @@ def weights_identity(model: Any, load_config: Any) -> str:
             where="kv_connector_extra_config.secondary_tiers[kvhearth].weights",
             remedy="name them there, such as by version, and name them anew whenever they change",
         )
-    return digest
+    loader = getattr(load_config, "model_loader_extra_config", None)
+    return f"{digest} {load_format} {_text(loader)}" if loader else f"{digest} {load_format}"
 
 
-def _snapshot(model: str, revision: str | None) -> Path | None:
+def _snapshot(model: str, revision: str | None, download_dir: str | None) -> Path | None:
     from huggingface_hub import snapshot_download  # comes with vLLM
 
     try:
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
     except Exception:  # whatever it is that it lacks, the files are not here
         return None
 
@@ -149,12 +153,20 @@ def _hash_seed(algorithm: str) -> str:
     return f"{'default' if seed is None else seed}{python}"
 
 
+def _speculation(vllm_config: Any) -> str:
+    """A draft model's layers have KV of their own in the same chunks."""
+    speculative = vllm_config.speculative_config
+    draft = getattr(speculative, "draft_model_config", None)
+    return "" if draft is None else f"{speculative.method} {weights_identity(draft, vllm_config.load_config)}"
+
+
 def _parallelism(parallel: Any) -> str:
     names = (
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "prefill_context_parallel_size",
         "decode_context_parallel_size",
+        "cp_kv_cache_interleave_size",
     )
     return ",".join(f"{name.removesuffix('_size')}={getattr(parallel, name, 1)}" for name in names)
 

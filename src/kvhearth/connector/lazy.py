@@ -28,8 +28,7 @@ class _Chunk(NamedTuple):
         place: in the request's chain, from 0.
         block_ids: its KV blocks.
         hashes: what the block pool calls their contents; anything else there now means they are gone.
-        request: the one that computed it last.
-        context: vLLM's offloading context of that request.
+        context: vLLM's offloading context of the request that computed it last.
     """
 
     key: OffloadKey
@@ -37,8 +36,16 @@ class _Chunk(NamedTuple):
     place: int
     block_ids: tuple[int, ...]
     hashes: tuple[Any, ...]
-    request: Request
     context: ReqContext
+
+
+@dataclass(slots=True)
+class _Told:
+    """Of a request what an event tells of its chunks; the request itself may hold images, and is let go."""
+
+    block_hashes: Any
+    all_token_ids: Any
+    lora_request: Any
 
 
 @dataclass(slots=True)
@@ -75,6 +82,13 @@ class LazyScheduler(HearthScheduler):
         """As above; a small pool is watched a small way ahead."""
         super().bind_block_pool(pool)
         self._ahead = max(1, min(self._ahead, pool.num_gpu_blocks // 8))
+
+    def on_new_request(self, request: Request) -> None:
+        """As above, with what events will tell of it."""
+        super().on_new_request(request)
+        if self._events_tracker.self_describing_enabled:
+            told = _Told(request.block_hashes, request.all_token_ids, request.lora_request)
+            self._req_status[request.request_id].req_context.set_state(told)
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         """As upstream. What was loaded is noted too: DRAM may have dropped it by the time HBM does."""
@@ -122,7 +136,7 @@ class LazyScheduler(HearthScheduler):
                     index = state.next_stored_chunk_idx
                     block_ids = tuple(state.block_ids[index * size : (index + 1) * size])
                     hashes = tuple(pool_blocks[block_id].block_hash for block_id in block_ids)
-                    if None in hashes and 0 not in block_ids:
+                    if 0 not in block_ids and (None in hashes or hashes[-1] != state.offload_keys[index]):
                         break  # not in the prefix cache yet: look again in the next step
                     state.next_stored_chunk_idx += 1
                     if 0 not in block_ids:  # else out of the sliding window
@@ -132,7 +146,6 @@ class LazyScheduler(HearthScheduler):
                             index,
                             block_ids,
                             hashes,
-                            status.req,
                             status.req_context,
                         )
                         self._chunk_of.update(dict.fromkeys(block_ids, chunk))
@@ -192,9 +205,10 @@ class LazyScheduler(HearthScheduler):
         new = set(output.keys_to_store) if output is not None else set()
         saved = [chunk for chunk in chunks if chunk.key in new]
         if saved:
-            for chunk in saved:  # so that the event that tells of it says what it stands for
+            told = chunks[0].context.get_state(_Told)
+            for chunk in saved if told is not None else ():
                 group = self.config.kv_group_configs[chunk.config_idx]
-                self._events_tracker.record_store(chunk.request, group, chunk.place, chunk.key)
+                self._events_tracker.record_store(told, group, chunk.place, chunk.key)
             job_id = self._generate_job_id()
             jobs[job_id] = TransferJob(req_id=context.req_id, src_spec=self._source(saved), dst_spec=output.store_spec)
             self._open_job(job_id, status, saved, now=now)

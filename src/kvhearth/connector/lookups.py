@@ -18,6 +18,7 @@ from kvhearth.connector.threads import start_thread
 _MAX_QUEUED_KEYS = 1 << 16
 _RECHECK_SECONDS = 0.005
 _LONGEST_RECHECK_SECONDS = 0.05
+_CHUNKS_A_RECHECK = 64
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +41,25 @@ class Promise(NamedTuple):
 class _Batch:
     """What one request asked in one step."""
 
-    __slots__ = ("deadline", "keys", "pause", "promise", "promised", "recheck_at", "req_id", "serial", "store_keys")
+    __slots__ = (
+        "deadline",
+        "found",
+        "keys",
+        "pause",
+        "promise",
+        "promised",
+        "recheck_at",
+        "req_id",
+        "serial",
+        "store_keys",
+    )
 
     def __init__(self, req_id: str, serial: int, promise: Promise | None) -> None:
         self.req_id = req_id
         self.serial = serial
         self.promise = promise
         self.promised: list[int] = []
+        self.found: list[bool] = []
         self.keys: list[bytes] = []
         self.store_keys: list[bytes] = []
         self.deadline = 0.0
@@ -78,6 +91,7 @@ class Lookups:
         self._timeout_seconds = timeout_seconds
         self._requests: dict[str, _Request] = {}
         self._asking: list[_Batch] = []
+        self._alive: set[int] = set()  # serials of requests that still want answers; the thread only looks
         self._serial = 0
         self._answered: deque[tuple[_Batch, list[bool]]] = deque()
         self._ready = threading.Condition()
@@ -108,6 +122,7 @@ class Lookups:
         if request is None:
             self._serial += 1
             request = self._requests[req_id] = _Request(self._serial)
+            self._alive.add(self._serial)
         elif key in request.answers:
             return request.answers[key]
         batch = request.fresh
@@ -153,13 +168,16 @@ class Lookups:
     def forget(self, req_id: str) -> None:
         """The request is gone, or starts over and shall ask afresh; what is under way for it is dropped on arrival."""
         request = self._requests.pop(req_id, None)
-        if request is not None and request.fresh is not None:
-            self._asking.remove(request.fresh)
+        if request is not None:
+            self._alive.discard(request.serial)
+            if request.fresh is not None:
+                self._asking.remove(request.fresh)
 
     def clear(self) -> None:
         """Forget every request's answers."""
         self._requests.clear()
         self._asking.clear()
+        self._alive.clear()
 
     @property
     def open_requests(self) -> int:
@@ -191,15 +209,13 @@ class Lookups:
             fresh = self._next(min((batch.recheck_at for batch in waiting), default=None))
             if fresh is None:
                 return
-            now = time.monotonic()
-            due = [batch for batch in waiting if batch.recheck_at <= now]
-            waiting = [batch for batch in waiting if batch.recheck_at > now]
             try:
-                waiting += self._work(fresh, due, now)
+                waiting = self._work(fresh, waiting)
             except Exception:
                 _log.exception("a lookup failed; it counts as a miss")
-                for batch in fresh + due:
+                for batch in fresh + waiting:
                     self._answer(batch, [False] * len(batch.keys), "timeout")
+                waiting = []
 
     def _next(self, wake_at: float | None) -> list[_Batch] | None:
         with self._ready:
@@ -215,41 +231,66 @@ class Lookups:
             self._queued_keys = 0
             return fresh
 
-    def _work(self, fresh: list[_Batch], due: list[_Batch], now: float) -> list[_Batch]:
-        """Ask for all at once; returns the batches whose promise is still open."""
+    def _work(self, fresh: list[_Batch], waiting: list[_Batch]) -> list[_Batch]:
+        """Ask for all that is fresh at once, then for promises that are due; returns those that are still open."""
+        now = time.monotonic()
         late = [batch for batch in fresh if batch.deadline <= now]
         for batch in late:
             self._answer(batch, [False] * len(batch.keys), "timeout")
-        batches = due + [batch for batch in fresh if batch.deadline > now]
-        if not batches:
-            return []
-        timeout = min([self._timeout_seconds, *(batch.deadline - now for batch in batches if batch.deadline > now)])
-        before = _failures(self._client)
-        found = self._client.exists_many([k for batch in batches for k in batch.store_keys], timeout_seconds=timeout)
-        failed = _failures(self._client) != before
-        open_promises, start = [], 0
-        for batch in batches:
-            part = found[start : start + len(batch.keys)]
-            start += len(batch.keys)
-            if self._still_awaited(batch, part):
-                open_promises.append(batch)
-            else:
-                self._answer(batch, part, "timeout" if failed else "miss")
-        return open_promises
+        batches = [batch for batch in fresh if batch.deadline > now]
+        if batches:
+            timeout = min(batch.deadline - now for batch in batches)
+            found, failed = self._ask([key for batch in batches for key in batch.store_keys], timeout)
+            start = 0
+            for batch in batches:
+                part = found[start : start + len(batch.keys)]
+                start += len(batch.keys)
+                if self._promised(batch, part):
+                    waiting.append(batch)
+                else:
+                    self._answer(batch, part, "timeout" if failed else "miss")
+        return [batch for batch in waiting if self._still_awaited(batch)]
 
-    def _still_awaited(self, batch: _Batch, found: list[bool]) -> bool:
+    def _ask(self, keys: list[bytes], timeout_seconds: float) -> tuple[list[bool], bool]:
+        """Which of the keys are there, and whether the call failed."""
+        before = _failures(self._client)
+        found = self._client.exists_many(keys, timeout_seconds=timeout_seconds)
+        return found, _failures(self._client) != before
+
+    def _promised(self, batch: _Batch, found: list[bool]) -> bool:
+        """Whether to await what is missing; notes it in the batch."""
         if batch.promise is None or not batch.promised:
             return False
-        if all(found[index] for index in batch.promised):
+        batch.found = found
+        batch.promised = [index for index in batch.promised if not found[index]]
+        if not batch.promised:
             self.awaited["kept"] += 1
             return False
-        now = time.monotonic()
-        if now >= batch.promise.until:
-            self.awaited["late"] += 1
-            return False
-        batch.recheck_at = min(now + batch.pause, batch.promise.until)
-        batch.pause = min(batch.pause * 2, _LONGEST_RECHECK_SECONDS)
+        batch.recheck_at = min(time.monotonic() + batch.pause, batch.promise.until)
         return True
+
+    def _still_awaited(self, batch: _Batch) -> bool:
+        """Look for what a promise still lacks, a few chunks at a time; answers the batch when it is over."""
+        now = time.monotonic()
+        if batch.serial not in self._alive or batch.promise is None:
+            return False
+        if now < batch.recheck_at:
+            return True
+        wanted = batch.promised[:_CHUNKS_A_RECHECK]
+        found, _ = self._ask([batch.store_keys[index] for index in wanted], self._timeout_seconds)
+        for index, has in zip(wanted, found, strict=True):
+            batch.found[index] = has
+        batch.promised = [index for index in batch.promised if not batch.found[index]]
+        if batch.promised and time.monotonic() < batch.promise.until:
+            if all(found):  # more of them may be there
+                batch.recheck_at = now
+            else:
+                batch.recheck_at = min(now + batch.pause, batch.promise.until)
+                batch.pause = min(batch.pause * 2, _LONGEST_RECHECK_SECONDS)
+            return True
+        self.awaited["late" if batch.promised else "kept"] += 1
+        self._answer(batch, batch.found, "miss")
+        return False
 
     def _answer(self, batch: _Batch, found: list[bool], absent: str) -> None:
         hits = sum(found)

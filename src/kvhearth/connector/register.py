@@ -41,6 +41,7 @@ class PoolRegister:
         self._namespace = namespace
         self._engine = uuid.uuid4().hex
         self._differing: list[str] = []
+        self._private = False
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -77,6 +78,7 @@ class PoolRegister:
         """The engine's namespace is another from now on."""
         with self._changed:
             self._namespace = namespace
+            self._private = True  # the others' namespace is not this one, so the pool's record is theirs to keep
             self._changed.notify()
 
     def close(self) -> None:
@@ -108,7 +110,8 @@ class PoolRegister:
             self._tell(ours.differences(other), other)
             return other
         self._tell([], ours)
-        self._write(key, ours)
+        if not self._private:
+            self._write(key, ours)
         self._write(f"kvhearth:namespace:{ours.digest()}".encode(), ours)
         return None
 

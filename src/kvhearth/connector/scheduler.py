@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 )
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.base import OffloadKey
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from kvhearth.connector.facts import LoraDigests
 from kvhearth.connector.stats import Deltas
@@ -120,6 +120,11 @@ class HearthScheduler(OffloadingConnectorScheduler):
     def reset_cache(self) -> None:
         """As upstream, and the store's KV of before is not used any more."""
         super().reset_cache()
+        for status in self._req_status.values():
+            if status.req.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+                # It goes on with KV of before, perhaps of other weights, and upstream would save that anew, of a
+                # sliding window even from blocks that are someone else's by now.
+                status.max_offload_tokens = 0
         if self._tier is not None:
             self._tier.rotate_epoch()
         self._loras.forget()

@@ -82,6 +82,14 @@ class HearthOffloadingSpec(TieringOffloadingSpec):
                 where="--kv-transfer-config kv_connector",
                 remedy='set "kv_connector": "HearthConnector", "kv_connector_module_path": "kvhearth.connector"',
             )
+        parallel = self._view.vllm_config.parallel_config
+        spread = parallel.nnodes_within_dp > 1 or parallel.distributed_executor_backend == "ray"
+        if spread and parallel.world_size > 1:
+            raise UserError(
+                "the workers of an engine may be on several hosts, and a store is given what the scheduler's host has",
+                where="--distributed-executor-backend",
+                remedy="use mp on one host, or mode native",
+            )
         return fingerprint(
             self._view.vllm_config,
             self._view.kv_cache_config,
@@ -96,8 +104,12 @@ class HearthOffloadingSpec(TieringOffloadingSpec):
             check_room(self._engine_id, self.num_chunks * self.kv_bytes_per_chunk)
             manager = super().get_manager()
             region = self._scheduler_mmap
-            if region is not None and not region._creator:
-                unlink_name(self._engine_id)
+            if region is not None and region._creator:
+                manager.shutdown()
+                raise RuntimeError(
+                    f"the DRAM of engine {self._engine_id} is gone: has another engine the same engine_id?"
+                )
+            unlink_name(self._engine_id)
             return manager
         return self._manager
 

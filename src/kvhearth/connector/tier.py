@@ -120,6 +120,7 @@ class StoreTier(SecondaryTierManager):
         """What the connector knows of a request that has come, for its ``context``. ``lora`` None: share nothing."""
         serial = -1 if lora is None else self._epoch_serial
         return RequestFacts(
+            request.request_id,
             serial,
             self._namespace.key_prefix(lora or ""),
             group_number(request.cache_salt),
@@ -272,11 +273,12 @@ class StoreTier(SecondaryTierManager):
                 for key, chunk_id in zip(job.keys, job.chunk_ids, strict=True)
             ),
         )
-        room = (self._config.max_put_bytes - self._transfers.queued_put_bytes) // self._row_bytes
+        room = max(self._config.max_put_bytes, self._row_bytes) - self._transfers.queued_put_bytes
+        room //= self._row_bytes
         items: list[PutItem] = []
         for end_token, kv_group, key, chunk_id in ordered:
             name = facts.key_prefix + key
-            outcome = None if facts.wishes.pin else self._admission.reason_to_skip(name, job.req_context.req_id)
+            outcome = None if facts.wishes.pin else self._admission.reason_to_skip(name, facts.req_id)
             if outcome is None and len(items) >= room:
                 outcome = "dropped"  # the tail of the chain, as what follows it is of no use without it
                 self._admission.reoffer()

@@ -2,7 +2,8 @@
 
 A file that a content-addressed cache holds is named by its hash. Other files are sampled: of each tensor in a
 safetensors file its beginning, middle and end, of any other file evenly spaced pieces. Training that changes a tensor
-changes these. Of a 100 GB model some tens of megabytes are read.
+changes these. Embeddings, of which single rows may change, are read whole: of
+a 100 GB model some gigabytes, which have just been loaded.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _PIECE_BYTES = 4096
 _SMALL_PIECE_BYTES = 256
 _MANY_TENSORS = 4096
 _PIECES = 256
+_ROWS_APART = re.compile(r"embed|lm_head|wte|wpe")
+_MOST_WHOLE_BYTES = 8 << 30
+_READ_BYTES = 8 << 20
 _LARGEST_HEADER_BYTES = 128 << 20
 _CONTENT_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
@@ -61,29 +65,28 @@ def _pieces(file: Path, source: BinaryIO, size: int) -> list[tuple[int, int]]:
             spans = _tensor_spans(source.read(header_bytes), size - base)
             if spans:
                 length = _PIECE_BYTES if len(spans) <= _MANY_TENSORS else _SMALL_PIECE_BYTES
-                tensors = [
-                    piece for start, end in spans for piece in _ends_and_middle(base + start, base + end, length)
-                ]
-                return [(0, base), *tensors]
+                return [(0, base), *(piece for span in spans for piece in _pieces_of_tensor(base, *span, length))]
     if size <= _PIECES * _PIECE_BYTES:
         return [(0, size)]
     step = (size - _PIECE_BYTES) // (_PIECES - 1)
     return [(i * step, _PIECE_BYTES) for i in range(_PIECES)]
 
 
-def _tensor_spans(header: bytes, room: int) -> list[tuple[int, int]]:
-    """Where a safetensors file's tensors lie behind its header; empty when that makes no sense."""
+def _tensor_spans(header: bytes, room: int) -> list[tuple[str, int, int]]:
+    """A safetensors file's tensors and where they lie behind its header; empty when that makes no sense."""
     try:
-        entries = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
-        spans = [(start, end) for start, end in (entry["data_offsets"] for entry in entries)]
+        entries = [(name, entry) for name, entry in json.loads(header).items() if name != "__metadata__"]
+        spans = [(name, start, end) for name, (start, end) in ((name, e["data_offsets"]) for name, e in entries)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
-    right = all(type(start) is int and type(end) is int and 0 <= start <= end <= room for start, end in spans)
+    right = all(type(start) is int and type(end) is int and 0 <= start <= end <= room for _, start, end in spans)
     return spans if right else []
 
 
-def _ends_and_middle(start: int, end: int, piece: int) -> list[tuple[int, int]]:
-    length = end - start
+def _pieces_of_tensor(base: int, name: str, start: int, end: int, piece: int) -> list[tuple[int, int]]:
+    start, end, length = base + start, base + end, end - start
+    if _ROWS_APART.search(name) and length <= _MOST_WHOLE_BYTES:
+        return [(at, min(_READ_BYTES, end - at)) for at in range(start, end, _READ_BYTES)]
     if length <= 3 * piece:
         return [(start, length)]
     return [(at, piece) for at in (start, start + (length - piece) // 2, end - piece)]
