@@ -14,7 +14,16 @@ from types import SimpleNamespace
 import pytest
 
 from kvhearth.connector import region
-from kvhearth.connector.region import check_chunks, check_room, expect_no_name, region_path, remove_stale, unlink_name
+from kvhearth.connector.region import (
+    check_chunks,
+    check_room,
+    expect_no_name,
+    hold,
+    region_path,
+    remove_stale,
+    sweep,
+    unlink_name,
+)
 from kvhearth.errors import UserError
 
 ENGINE = "an-engine"
@@ -195,3 +204,44 @@ def test_a_region_without_a_name_cleans_up_quietly_and_one_with_a_name_removes_i
         each.cleanup()
 
     assert not Path(named.mmap_path).exists()
+
+
+def made(path: Path) -> SimpleNamespace:
+    """A region as vLLM makes one."""
+    path.write_bytes(b"kv")
+    path.chmod(0o600)
+    return SimpleNamespace(fd=os.open(path, os.O_RDWR))
+
+
+def test_regions_of_engines_that_died_while_they_warmed_up_are_removed(tmp_path: Path) -> None:
+    """Whatever their id: a crash loop must not fill shared memory."""
+    dead, alive, foreign = (tmp_path / f"vllm_offload_{name}.mmap" for name in ("dead", "alive", "foreign"))
+    regions = [made(path) for path in (dead, alive, foreign)]
+    hold(regions[0])
+    hold(regions[1])
+    os.close(regions[0].fd)  # as the end of its process does
+
+    assert sweep(shm=tmp_path) == 1
+    assert not dead.exists()
+    assert alive.exists()
+    assert foreign.exists()  # no one has said that it is ours
+    os.close(regions[1].fd)
+    os.close(regions[2].fd)
+    assert sweep(shm=tmp_path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["vllm_offload_foreign.mmap"]
+
+
+def test_two_that_sweep_at_once_remove_each_region_once(tmp_path: Path) -> None:
+    for number in range(50):
+        region_made = made(tmp_path / f"vllm_offload_{number}.mmap")
+        hold(region_made)
+        os.close(region_made.fd)
+    counts: list[int] = []
+    threads = [threading.Thread(target=lambda: counts.append(sweep(shm=tmp_path))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert list(tmp_path.iterdir()) == [] or sweep(shm=tmp_path) == 50 - sum(counts)
+    assert list(tmp_path.iterdir()) == []

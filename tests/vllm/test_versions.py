@@ -78,6 +78,7 @@ RELIED_ON: dict[str, dict[str, list[str]]] = {
             "create_next_canonical_view(tensor_page_size)",
             "cleanup()",
             "_creator",
+            "fd",
             "mmap_path",
         ],
     },

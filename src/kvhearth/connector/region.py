@@ -12,6 +12,7 @@ import glob
 import logging
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from kvhearth.errors import UserError
 from kvhearth.units import format_bytes
 
 SHM = Path("/dev/shm")  # noqa: S108 - vLLM's choice
+_OURS = 0o1600
+"""Mode of a region that `hold` has marked; the sticky bit means nothing on a file."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +82,33 @@ def remove_stale(engine_id: str, *, shm: Path = SHM) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def hold(region: Any) -> None:
+    """Mark a region as one of ours that is in use, from its creation until its name goes: see `sweep`."""
+    fcntl.flock(region.fd, fcntl.LOCK_SH)  # ends with the process, however it ends
+    os.fchmod(region.fd, _OURS)
+
+
+def sweep(*, shm: Path = SHM) -> int:
+    """Remove regions of ours that nobody uses: their engines were killed while they warmed up. How many there were."""
+    removed = 0
+    for path in shm.glob("vllm_offload_*.mmap*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                found = os.fstat(descriptor)
+                if stat.S_IMODE(found.st_mode) != _OURS:
+                    continue  # of an engine without us, which does not say whether it lives
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                named = os.stat(path)
+                if (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino):
+                    os.unlink(path)
+                    removed += 1
+                    _log.warning("removed %s, left by an engine that was killed", path)
+            finally:
+                os.close(descriptor)
+    return removed
 
 
 def unlink_name(engine_id: str) -> None:

@@ -19,7 +19,15 @@ from kvhearth.connector.config import TierConfig, dram_admission
 from kvhearth.connector.fingerprint import fingerprint
 from kvhearth.connector.host_worker import HostOffloadingWorker
 from kvhearth.connector.namespace import Namespace
-from kvhearth.connector.region import check_chunks, check_room, expect_no_name, remove_stale, unlink_name
+from kvhearth.connector.region import (
+    check_chunks,
+    check_room,
+    expect_no_name,
+    hold,
+    remove_stale,
+    sweep,
+    unlink_name,
+)
 from kvhearth.connector.stats import CONNECTOR_DEFINITIONS
 from kvhearth.errors import UserError
 
@@ -116,10 +124,12 @@ class HearthOffloadingSpec(TieringOffloadingSpec):
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """A rank's side: upstream's on CUDA, ROCm and XPU, ours where the KV cache is plain memory."""
         if self._worker is None:
+            sweep()
             remove_stale(self._engine_id)
             check_room(self._engine_id, self.num_chunks * self.kv_bytes_per_chunk)
             worker = self._host_worker(kv_caches) if current_platform.is_cpu() else super().get_worker(kv_caches)
             if worker._mmap_region is not None:
+                hold(worker._mmap_region)
                 expect_no_name(worker._mmap_region)
             self._worker = worker
         return self._worker
