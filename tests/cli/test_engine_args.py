@@ -30,7 +30,9 @@ def test_each_real_pool_has_a_block_that_a_shell_can_run(stack: Path, capsys: py
     assert run(["engine-args", str(stack)]) == 0
     captured = capsys.readouterr()
     first, second = captured.out.split("\n\n")
-    assert first.startswith("# pool chat: vLLM 0.32 (runs in the tests), offload mode shared\n")
+    assert first.startswith(
+        "# pool chat: vLLM 0.32 (runs in the tests, assumed: set vllm.version), offload mode shared\n"
+    )
     assert second.startswith("# pool code: ")
     words = shlex.split(first.replace("\\\n", " "), comments=True)
     assert "vllm serve org/chat" in " ".join(words)

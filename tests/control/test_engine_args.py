@@ -26,7 +26,7 @@ def test_each_pool_has_ports_of_its_own() -> None:
     assert (port(first), port(second)) == ("8001", "8004")
     assert "tcp://127.0.0.1:5563" in str(second.command.argv)
     assert first.notes == (
-        "pool p0: vLLM 0.32 (runs in the tests), offload mode none",
+        "pool p0: vLLM 0.32 (runs in the tests, assumed: set vllm.version), offload mode none",
         "3 replicas: run it so often; on one machine give each its own --port",
     )
 

@@ -164,8 +164,9 @@ POOL = "pools: [{model: m, %s}]"
         ),
         (
             "pools: [{model: a}]\nstore: {listen: '10.0.0.1:80'}",
-            "f.yaml: store.listen: '10.0.0.1:80': reachable from other machines, which needs authentication; "
-            "listen at 127.0.0.1",
+            "f.yaml: store.listen: '10.0.0.1:80': reachable from other machines, and the stack's own store "
+            "serves this one; listen at 127.0.0.1, or run `kvhearth store serve` with a password and put its address "
+            "into the printed command",
         ),
         (
             "pools: [{model: a}]\nrouter: {listen: '127.0.0.1:99999'}",

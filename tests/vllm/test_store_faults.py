@@ -303,6 +303,15 @@ def test_pinned_chunks_stay_when_the_store_is_full() -> None:
         small.kill()
 
 
+def test_what_is_pinned_goes_to_the_store_at_once_also_when_admission_is_lazy(store: StoreProcess) -> None:
+    with Rig(store=store.address, blocks=200, extra={"dram_admission": "lazy"}) as rig:
+        rig.run("other", tokens(7, 200))
+        assert store.count() == 0
+        rig.run("system", PROMPT, params={"kvhearth": {"pin": True}})
+        assert store.count() == CHUNKS
+    assert b"pinned_bytes:0\r" not in store.command(b"INFO")
+
+
 def test_two_salts_never_share(store: StoreProcess) -> None:
     with Rig(store=store.address) as rig:
         rig.run("a", PROMPT, salt="tenant-a")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import TransferJob
@@ -102,7 +102,7 @@ class LazyScheduler(HearthScheduler):
         super().reset_cache()
 
     def _build_store_jobs(self, scheduler_output: SchedulerOutput) -> dict[int, TransferJob]:
-        jobs: dict[int, TransferJob] = {}
+        jobs: dict[int, TransferJob] = self._save_pinned(scheduler_output)
         allocated = self._current_batch_allocated_block_ids
         if allocated:
             self._save(self._overwritten(allocated), jobs, now=True)
@@ -113,6 +113,22 @@ class LazyScheduler(HearthScheduler):
         if 2 * self._allocated_since_scan >= self._ahead:
             self._allocated_since_scan = 0
             self._save(self._next_in_line(), jobs, now=False)
+        return jobs
+
+    def _save_pinned(self, scheduler_output: SchedulerOutput) -> dict[int, TransferJob]:
+        """Requests that pin their chunks want them in the store now: eager admission for these."""
+
+        def pins(req_id: str) -> bool:
+            status = self._req_status.get(req_id)
+            facts = status.req_context.get_state(RequestFacts) if status is not None else None
+            return facts is not None and facts.wishes.pin
+
+        scheduled = {name: count for name, count in scheduler_output.num_scheduled_tokens.items() if pins(name)}
+        finished = {name for name in scheduler_output.finished_req_ids or () if pins(name)}
+        if not scheduled and not finished:
+            return {}
+        theirs = replace(scheduler_output, num_scheduled_tokens=scheduled, finished_req_ids=finished)
+        jobs: dict[int, TransferJob] = super()._build_store_jobs(theirs)
         return jobs
 
     def _note_afresh(self, req_id: str) -> None:

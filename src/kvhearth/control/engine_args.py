@@ -73,7 +73,9 @@ def _pool_command(stack: Stack, pool: Pool, first: int, where: str) -> PoolComma
     version = pool.vllm.version or DEFAULT_VERSION
     checked = next(support.checked for support in SUPPORTED if support.version == version)
     at = EngineAddresses(f"127.0.0.1:{_HTTP + first}")
-    notes = [f"pool {pool.name}: vLLM {version} ({checked}), offload mode {pool.offload.mode}"]
+    assumed = "" if pool.vllm.version else ", assumed: set vllm.version"
+    mode = pool.offload.mode + (" (LMCache itself is not run in the tests)" if pool.offload.mode == "lmcache" else "")
+    notes = [f"pool {pool.name}: vLLM {version} ({checked}{assumed}), offload mode {mode}"]
     ports = ["--port"]
     if pool.vllm.kv_events:
         at = EngineAddresses(

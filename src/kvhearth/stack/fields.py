@@ -117,7 +117,10 @@ def _listen(text: str) -> str:
 def _listen_locally(text: str) -> str:
     address = parse_address(text)
     if not address.is_loopback:
-        raise ValueError("reachable from other machines, which needs authentication; listen at 127.0.0.1")
+        raise ValueError(
+            "reachable from other machines, and the stack's own store serves this one; listen at 127.0.0.1, "
+            "or run `kvhearth store serve` with a password and put its address into the printed command"
+        )
     return str(address)
 
 
