@@ -97,7 +97,7 @@ def test_a_fault_is_told_and_the_others_go_on(server: Server) -> None:
     )
     assert gone.error == "HTTP 404: The model `gone` does not exist."
     assert nobody.error is not None
-    assert nobody.error.startswith("no answer: ")
+    assert nobody.error.startswith(f"no answer at {nobody.url} (")
     assert (bare.error, bare.prompt_tokens, bare.cached_tokens) == (None, None, None)
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import xxhash
 
-_DIGEST_BYTES = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Namespace:

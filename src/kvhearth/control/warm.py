@@ -215,7 +215,8 @@ def _call(target: Target, method: str, path: str, body: dict[str, Any] | None) -
         response = connection.getresponse()
         text = response.read(_LARGEST_ANSWER_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        raise _FailedError(f"no answer: {error or type(error).__name__}") from None
+        reason = getattr(error, "strerror", None) or error or type(error).__name__
+        raise _FailedError(f"no answer at {target.url} ({reason}); start it, or give another --url") from None
     finally:
         connection.close()
     try:
@@ -223,7 +224,8 @@ def _call(target: Target, method: str, path: str, body: dict[str, Any] | None) -
     except ValueError:
         answer = None
     if response.status != 200:
-        raise _FailedError(f"HTTP {response.status}: {_reason(answer, text)}")
+        remedy = "; give its key with --api-key-file" if response.status == 401 else ""
+        raise _FailedError(f"HTTP {response.status}: {_reason(answer, text)}{remedy}")
     if not isinstance(answer, dict):
         raise _FailedError("the answer is no JSON object")
     return answer
