@@ -221,6 +221,14 @@ class Rig:
             self.step()
         self.step()
 
+    def step_until(self, reached: Callable[[], Any], seconds: float = 30.0) -> None:
+        """Step until the engine is where a test wants it, however long its questions take."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not reached after {seconds} s: {self._state()}")
+            self.step()
+
     def _state(self) -> str:
         pool, side = self.scheduler.kv_cache_manager.block_pool, self.side
         waiting = [(r.request_id, r.status.name, r.num_tokens) for r in self.scheduler.waiting]

@@ -337,16 +337,26 @@ def test_reset_means_that_the_store_is_not_believed_any_more(store: StoreProcess
         assert rig.stats["kvhearth_connector_epochs"] == 1
 
 
-def test_requests_from_before_a_reset_put_nothing_under_the_new_weights(store: StoreProcess) -> None:
+def test_request_that_ran_before_a_reset_puts_nothing_under_the_new_weights(
+    store: StoreProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Rig(store=store.address, batched_tokens=32) as rig:
-        rig.submit("slow", PROMPT)
-        for _ in range(3):
-            rig.step()
-        assert len(rig.side._req_status) == 1
+        with monkeypatch.context() as held:  # copies to DRAM end, and nobody is told until after the reset
+            held.setattr(rig.worker.connector_worker.worker, "get_finished", list)
+            rig.submit("slow", PROMPT)
+            rig.step_until(lambda: rig.side._jobs and rig.scheduler.running)
+            rig.side.reset_cache()
+        rig.finish()
+        assert store.count() == 0
+
+
+def test_request_that_waited_before_a_reset_puts_nothing_under_the_new_weights(store: StoreProcess) -> None:
+    with Rig(store=store.address, batched_tokens=32) as rig:
+        rig.submit("waits", PROMPT)
         rig.side.reset_cache()
         rig.finish()
-        assert rig.stats["kvhearth_connector_put_chunks{stale}"] > 0
-        assert store.count() < CHUNKS
+        assert rig.stats["kvhearth_connector_put_chunks{stale}"] == CHUNKS
+        assert store.count() == 0
 
 
 def test_promise_of_a_prefill_engine_is_awaited(store: StoreProcess) -> None:
