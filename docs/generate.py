@@ -12,6 +12,8 @@ from typing import Any
 import kvhearth.metrics
 from kvhearth.metrics import all_metrics
 from kvhearth.stack import stack_schema
+from kvhearth.store.server.commands import COMMANDS
+from kvhearth.store.server.settings import markdown_table
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `make docs`; edit the code instead. -->\n"
@@ -48,6 +50,17 @@ def stack_page() -> str:
     return "\n".join(lines)
 
 
+def store_page() -> str:
+    """Every setting of `kvhearth store serve`, and every command that the store answers."""
+    lines = [NOTE, "# The store: settings and commands\n", "## Settings\n", markdown_table(), "## Commands\n"]
+    lines += ["| command | arguments | right | what it does |", "| --- | --- | --- | --- |"]
+    for command in sorted(COMMANDS.values(), key=lambda command: command.name):
+        least = abs(command.arity) - 1
+        arguments = f"{least}" if command.arity >= 0 else f"{least} or more"
+        lines.append(f"| `{command.name.upper()}` | {arguments} | {command.right or 'any'} | {command.summary} |")
+    return "\n".join(lines) + "\n"
+
+
 def _type(spec: dict[str, Any]) -> str:
     if "$ref" in spec:
         return f"[{spec['$ref'].rsplit('/', 1)[-1]}](#{spec['$ref'].rsplit('/', 1)[-1].lower()})"
@@ -67,7 +80,7 @@ def _default(spec: dict[str, Any]) -> str:
     return "see its section" if isinstance(default, dict) else f"`{default}`"
 
 
-PAGES = {"metrics.md": metrics_page, "stack.md": stack_page}
+PAGES = {"metrics.md": metrics_page, "stack.md": stack_page, "store.md": store_page}
 
 
 def main() -> int:

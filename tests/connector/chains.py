@@ -8,9 +8,9 @@ from typing import Any
 import redis
 
 from kvhearth.connector.puts import PutItem
-from kvhearth.store.client import StoreClient
-from kvhearth.store.header import Header
-from kvhearth.store.server import StoreServer
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.protocol.header import Header
+from kvhearth.store.server.server import StoreServer
 
 ROW = 4096
 OOM = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"

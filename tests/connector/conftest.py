@@ -13,9 +13,10 @@ import pytest
 
 from kvhearth.connector import puts
 from kvhearth.connector.transfers import Finished, Transfers
-from kvhearth.store.client import StoreClient
-from kvhearth.store.config import StoreConfig
-from kvhearth.store.server import StoreServer
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.protocol.packed import MAGIC, unpack_keys
+from kvhearth.store.server.config import StoreConfig
+from kvhearth.store.server.server import StoreServer
 
 MIB = 2**20
 ROW_BYTES = 4096
@@ -62,6 +63,8 @@ class ScriptedStore:
                 for _ in range(int(line[1:])):
                     length = int(source.readline()[1:])
                     words.append(source.read(length + 2)[:-2])
+                if words[-1].startswith(MAGIC):
+                    words[-1:] = unpack_keys(words[-1])
                 self.seen.append((words[0], words[1:]))
                 answer = self._hook(words[0], words[1:])
                 sock.sendall(self._obey(words[0], words[1:]) if answer is None else answer)
@@ -76,9 +79,9 @@ class ScriptedStore:
         if name == b"DEL":
             return b":%d\r\n" % sum(self.values.pop(key, None) is not None for key in args)
         if name == b"KV.EXISTS":
-            return b"*%d\r\n" % len(args) + b"".join(b":%d\r\n" % (key in self.values) for key in args)
+            return b"$%d\r\n%b\r\n" % (len(args), bytes(b"-d"[key in self.values] for key in args))
         if name == b"KV.PIN":
-            return b":%d\r\n" % sum(key in self.values for key in args)
+            return b":%d\r\n" % sum(key in self.values for key in args[1:])
         return b"-ERR unknown command '%b'\r\n" % name
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from kvhearth.connector import lookups as module
 from kvhearth.connector.lookups import Lookups, Promise
-from kvhearth.store.client import StoreClient
-from kvhearth.store.header import Header
-from kvhearth.store.server import StoreServer
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.protocol.header import Header
+from kvhearth.store.server.server import StoreServer
 
 Hook = Callable[[bytes, list[bytes]], bytes | None]
 Start = Callable[..., Lookups]
@@ -157,7 +157,7 @@ def test_a_store_that_is_not_there_is_a_miss(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [b"*1\r\n:1\r\n", b"+OK\r\n", b"*2\r\n:1\r\n$1\r\nx\r\n", b"-ERR no\r\n", b"garbage\r\n"]
+    "reply", [b"*1\r\n:1\r\n", b"+OK\r\n", b"$1\r\nd\r\n", b"$3\r\nddd\r\n", b"-ERR no\r\n", b"garbage\r\n"]
 )
 def test_a_store_that_answers_nonsense_is_a_miss(start: Start, scripted: Callable[..., Any], reply: bytes) -> None:
     lookups = start(scripted(lambda command, keys: reply).address, 0.5)
@@ -232,7 +232,7 @@ def test_no_answer_of_an_earlier_request_reaches_a_later_one_of_its_name(
     start: Start, scripted: Callable[..., Any], gate: threading.Event, how: str
 ) -> None:
     """The first is answered "there"; by the time its successor asks, the chunk is gone."""
-    replies = iter([b"*1\r\n:1\r\n", b"*1\r\n:0\r\n"])
+    replies = iter([b"$1\r\nd\r\n", b"$1\r\n-\r\n"])
     store = scripted(lambda command, keys: next(replies) if gate.wait(60) else None)
     lookups = start(store.address)
     step(lookups, "r", b"a")

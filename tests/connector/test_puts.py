@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvhearth.connector.puts import PutItem
-from kvhearth.store.client import StoreClient
-from kvhearth.store.header import HEADER_BYTES, unpack_header
-from kvhearth.store.server import StoreServer
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.protocol.header import HEADER_BYTES, unpack_header
+from kvhearth.store.server.server import StoreServer
 
 from .chains import OOM, ROW, Hook, StartMover, StartScripted, chain, key, put_row, raw
 
@@ -32,7 +33,7 @@ def test_what_was_put_is_what_was_in_the_rows_and_is_described(
         header = unpack_header(value[:HEADER_BYTES])
         assert value[HEADER_BYTES:] == row
         assert (header.position, header.group, header.epoch) == (number, 77, 2**63)
-        assert header.parent == (number - 1 if number else 0)
+        assert header.parent == (xxhash.xxh3_64_intdigest(key(number - 1)) if number else 0)
 
 
 def test_what_the_store_has_is_not_sent_again(mover: StartMover, scripted: StartScripted) -> None:

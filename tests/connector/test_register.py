@@ -14,9 +14,9 @@ from kvhearth.connector import register
 from kvhearth.connector.namespace import Namespace
 from kvhearth.connector.register import PoolRegister
 from kvhearth.errors import UserError
-from kvhearth.store.client import StoreClient
-from kvhearth.store.header import Header
-from kvhearth.store.server import StoreServer
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.protocol.header import Header
+from kvhearth.store.server.server import StoreServer
 
 FIELDS = {"weights": "w1", "dtype": "bf16", "hash": "sha256_cbor", "hash_seed": "default", "epoch": ""}
 OURS = Namespace(FIELDS)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from kvhearth.connector import transfers as module
-from kvhearth.store.client import StoreClient
-from kvhearth.store.header import HEADER_BYTES, Header
-from kvhearth.store.server import StoreServer
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.protocol.header import HEADER_BYTES, Header
+from kvhearth.store.server.server import StoreServer
 
 from .chains import ROW, Hook, StartMover, StartScripted, chain, key, overwrite, put_row, raw
 

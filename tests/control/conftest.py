@@ -66,7 +66,17 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+_here_before: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def children_before() -> None:
+    """Servers that other tests share, in this process, are none of a test's children."""
+    _here_before.clear()
+    _here_before.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
 def children_left() -> list[psutil.Process]:
-    """Processes below this one, but for the tracker that multiprocessing keeps when an earlier test used a pool."""
-    children = psutil.Process().children(recursive=True)
+    """Processes below this one that the test began, but for the tracker that multiprocessing keeps for a pool."""
+    children = [child for child in psutil.Process().children(recursive=True) if child.pid not in _here_before]
     return [child for child in children if "multiprocessing.resource_tracker" not in " ".join(child.cmdline())]

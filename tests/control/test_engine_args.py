@@ -53,6 +53,15 @@ def test_a_store_is_told_by_the_address_that_the_stack_fixes() -> None:
         pool_commands(stack(shared), where="f")
 
 
+def test_a_store_that_runs_elsewhere_is_told_as_it_is_with_its_copies() -> None:
+    shared = {"offload": {"mode": "shared"}}
+    (ring,) = pool_commands(stack(shared, address="a:7420,b:7420", copies=2), where="f")
+    assert '"address":"a:7420,b:7420"' in str(ring.command.argv)
+    assert '"copies":2' in str(ring.command.argv)
+    (one,) = pool_commands(stack(shared, address="dns:store:7420"), where="f")
+    assert "copies" not in str(one.command.argv)
+
+
 def test_on_a_cpu_the_script_that_does_not_run_is_told_of() -> None:
     cpu = {"block_size": 32, "vllm": {"device": "cpu"}}
     (script,) = pool_commands(stack(cpu), where="f")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,8 @@ from rich.progress import Progress
 from kvhearth.control import LocalStack, State
 from kvhearth.errors import UserError
 from kvhearth.stack import Emulator, Offload, Pool, Router, Stack, Store
+from kvhearth.store.server.config import StoreConfig
+from kvhearth.store.server.server import StoreServer
 
 from .conftest import children_left, is_gone
 
@@ -33,7 +36,9 @@ def test_a_stack_runs_in_a_thread_and_tells_where_everything_is(tmp_path: Path) 
     key = tmp_path / "key"
     key.write_text("s3cret\n")
     router = Router(listen="127.0.0.1:0", policy="round-robin", api_key_file=str(key))
-    stack = Stack(name="t", pools=(POOL,), store=Store(size=16 << 20), router=router)
+    config = tmp_path / "store.yaml"
+    config.write_text("policy: lru\n")
+    stack = Stack(name="t", pools=(POOL,), store=Store(size=16 << 20, config=str(config)), router=router)
     seen: dict[str, object] = {}
 
     def run() -> None:
@@ -46,6 +51,8 @@ def test_a_stack_runs_in_a_thread_and_tells_where_everything_is(tmp_path: Path) 
             with socket.create_connection((host, int(port)), timeout=5) as store:
                 store.sendall(b"*1\r\n$4\r\nPING\r\n")
                 seen["store"] = store.recv(100)
+                store.sendall(b"*3\r\n$6\r\nCONFIG\r\n$3\r\nGET\r\n$16\r\nmaxmemory-policy\r\n")
+                seen["policy"] = store.recv(100).split()[-1]
             headers = {"Authorization": "Bearer s3cret"}
             seen["metrics"] = {
                 name: httpx.get(url, headers=headers, timeout=10).status_code
@@ -68,6 +75,7 @@ def test_a_stack_runs_in_a_thread_and_tells_where_everything_is(tmp_path: Path) 
         "names": ["store", "chat-0", "router"],
         "engines": {"chat-0"},
         "store": b"+PONG\r\n",
+        "policy": b"lru",
         "metrics": dict.fromkeys(("store", "chat-0", "router"), 200),
         "answers": [200, 401],
     }
@@ -102,3 +110,20 @@ def test_a_log_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     stack = Stack(pools=(Pool(model="Llama-3.1-8B"),), router=Router(listen="127.0.0.1:0"))
     with pytest.raises(UserError, match=r"/file/logs: cannot make the directory: Not a directory"):
         LocalStack(stack, tmp_path / "file" / "logs")
+
+
+def test_engines_use_a_store_that_runs_elsewhere_and_none_is_started(tmp_path: Path) -> None:
+    with StoreServer(StoreConfig(capacity_bytes=16 << 20, listen="127.0.0.1:0")) as store:
+        offload = Offload(mode="shared", dram_size=1 << 30, blocks_per_chunk=16)
+        pool = POOL.model_copy(update={"offload": offload})
+        router = Router(listen="127.0.0.1:0")
+        stack = Stack(name="t", pools=(pool,), store=Store(address=store.address), router=router)
+        with LocalStack(stack, tmp_path / "logs") as running:
+            assert running.wait_ready()
+            assert [view.name for view in running.children()] == ["chat-0", "router"]
+            body = {"model": "llama", "prompt": "x " * 4000, "max_tokens": 2}
+            assert httpx.post(f"{running.router_url}/v1/completions", json=body, timeout=20).status_code == 200
+            deadline = time.monotonic() + 20
+            while not len(store.store.table) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert len(store.store.table)

@@ -10,10 +10,10 @@ import pytest
 from kvhearth.emulator.store_io import StoreIo
 from kvhearth.engine import OffloadMode
 from kvhearth.engine.tokens import block_hashes, encode
-from kvhearth.store.client import Put, StoreClient
-from kvhearth.store.config import StoreConfig
-from kvhearth.store.header import Header
-from kvhearth.store.server import StoreServer
+from kvhearth.store.client.client import Put, StoreClient
+from kvhearth.store.protocol.header import Header
+from kvhearth.store.server.config import StoreConfig
+from kvhearth.store.server.server import StoreServer
 
 PROMPT = "word " * 500
 LENGTH = len(encode(PROMPT))

@@ -7,7 +7,7 @@ from kvhearth.engine.ports import OffloadMode
 from kvhearth.errors import UserError
 from kvhearth.planner.deployment import cluster_of, most_tokens, with_mode
 from kvhearth.stack import Emulator, Offload, Pool, Stack, Store
-from kvhearth.store.config import StoreConfig
+from kvhearth.store.server.config import StoreConfig
 
 
 def stack(mode: str = "shared", pools: int = 1) -> Stack:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -47,3 +49,19 @@ def test_a_store_and_a_dram_tier_that_nothing_uses_are_warned_about() -> None:
     store, dram = Stack(pools=(pool,), store=Store()).warnings()
     assert "no pool has offload mode shared" in store
     assert dram == "pools[0].offload.dram_size has no effect in mode none"
+
+
+def test_a_store_is_either_started_here_or_runs_elsewhere() -> None:
+    with pytest.raises(ValidationError, match="the store at address is not started here; leave out listen"):
+        Store(address="a:7420", listen="127.0.0.1:1")
+    with pytest.raises(ValidationError, match="2 on the one node that is started here"):
+        Store(copies=2)
+    with pytest.raises(ValidationError, match="2 is not emulated"):
+        Stack(pools=(shared(2),), store=Store(address="a:7420,b:7420", copies=2))
+
+
+def test_a_stores_further_settings_lie_beside_the_stack(tmp_path: Path) -> None:
+    pools = [{"name": "chat", "model": "m"}]
+    stack = Stack.model_validate({"pools": pools, "store": {"config": "store.yaml"}}, context={"directory": tmp_path})
+    assert stack.store is not None
+    assert stack.store.config == str(tmp_path / "store.yaml")

@@ -16,9 +16,9 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
-from kvhearth.store.client import StoreClient
-from kvhearth.store.config import StoreConfig
-from kvhearth.store.server import StoreServer
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.server.config import StoreConfig
+from kvhearth.store.server.server import StoreServer
 
 MIB = 2**20
 

@@ -24,7 +24,7 @@ class StoreProcess:
 
     def start(self) -> None:
         argv = [sys.executable, "-m", "kvhearth", "store", "serve", "--listen", self.address]
-        argv += ["--capacity", self._capacity, "--metrics-listen", "127.0.0.1:0"]
+        argv += ["--capacity", self._capacity, "--http-listen", "127.0.0.1:0"]
         self._process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:

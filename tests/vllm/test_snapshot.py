@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 
 from kvhearth.connector.snapshot import TOKEN_VARIABLE, SnapshotServer
 from kvhearth.errors import UserError
-from kvhearth.store.address import parse_address
+from kvhearth.store.protocol.address import parse_address
 from vllm import SamplingParams
 
 from .rig import BLOCK, WINDOW, Rig, _hasher, tokens

@@ -13,8 +13,8 @@ import typer
 from kvhearth.cli.secrets import EMULATOR_KEY_VARIABLE, STORE_PASSWORD_VARIABLE, read_secret
 from kvhearth.engine.ports import OffloadMode
 from kvhearth.errors import UserError
-from kvhearth.store.address import parse_address
-from kvhearth.store.client import StoreClient
+from kvhearth.store.open import open_store
+from kvhearth.store.protocol.address import parse_address
 from kvhearth.units import format_bytes, parse_bytes
 
 _STORE_CHECK_SECONDS = 2.0
@@ -138,7 +138,7 @@ def check_store(address: str, password: str | None) -> None:
     """Raises:
     UserError: nobody answers at the store's address, or not to this password.
     """
-    with closing(StoreClient(address, timeout_seconds=_STORE_CHECK_SECONDS, password=password)) as client:
+    with closing(open_store(address, timeout_seconds=_STORE_CHECK_SECONDS, password=password)) as client:
         reason = client.ping()
     if reason is not None:
         raise UserError(

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from kvhearth.errors import UserError
-from kvhearth.store.address import Address, parse_address
+from kvhearth.store.open import members_of
+from kvhearth.store.protocol.address import Address, parse_address
+from kvhearth.store.protocol.tls import TlsSettings
 from kvhearth.units import parse_bytes
 
 PASSWORD_VARIABLE = "KVHEARTH_STORE_PASSWORD"  # noqa: S105 - a variable's name
 DRAM_ADMISSIONS = ("eager", "lazy")
 STORE_ADMISSIONS = ("always", "second-sight")
+_TLS = ("tls_ca", "tls_server_name", "tls_certificate", "tls_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,14 @@ class TierConfig:
     """Settings of a `StoreTier`.
 
     Args:
-        address: the store: ``host:port`` or ``unix:/path``.
+        address: the store: ``host:port`` or ``unix:/path``; or a ring of them: several with commas between,
+            ``file:/path`` with a node a line, or ``dns:name:port``.
+        copies: nodes of a ring that keep each chunk, 1 or 2.
+        shared_memory: copy chunks out of and into the store's memory, where the address is a unix socket.
+        user: who to log in as, where the environment has a password (``KVHEARTH_STORE_PASSWORD``).
+        tls_ca: PEM certificates of the authorities to trust; a path here or in ``tls_server_name`` means TLS.
+        tls_server_name: the name in the server's certificate, if not its host.
+        tls_certificate, tls_key: PEM files to show to a store that asks for them.
         pool: engines of one pool expect to share; one that cannot is told which field differs.
         store_admission: ``always``, or ``second-sight``: a chunk goes to the store when a second request needs it.
         lookup_timeout_seconds: a lookup without an answer by then is a miss.
@@ -37,6 +48,13 @@ class TierConfig:
     """
 
     address: str
+    copies: int = 1
+    shared_memory: bool = True
+    user: str = "default"
+    tls_ca: str = ""
+    tls_server_name: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
     pool: str = ""
     store_admission: str = "always"
     lookup_timeout_seconds: float = 0.05
@@ -48,8 +66,10 @@ class TierConfig:
     epoch: str = ""
 
     def __post_init__(self) -> None:
-        parse_address(self.address, where=_at("address"))
+        members_of(self.address, self.copies, where=_at("address"))
         _one_of("store_admission", self.store_admission, STORE_ADMISSIONS)
+        if not isinstance(self.shared_memory, bool):
+            raise _wrong("shared_memory", self.shared_memory, "give true or false")
         for name in ("lookup_timeout_seconds", "load_timeout_seconds", "put_timeout_seconds"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 60:
@@ -60,10 +80,10 @@ class TierConfig:
             raise _wrong("connections", self.connections, "give 1 to 16")
         if isinstance(self.max_put_bytes, bool) or not isinstance(self.max_put_bytes, int) or self.max_put_bytes <= 0:
             raise _wrong("max_put_bytes", self.max_put_bytes, "give a size such as 256MiB")
-        for name in ("pool", "weights", "epoch"):
+        for name in ("pool", "weights", "epoch", "user", *_TLS):
             value = getattr(self, name)
             if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > 200 or not value.isprintable():
-                raise _wrong(name, value, "give a name of printable characters, at most 200 bytes")
+                raise _wrong(name, value, "give printable characters, at most 200 bytes")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TierConfig:
@@ -73,7 +93,9 @@ class TierConfig:
             if name not in known:
                 raise UserError("unknown setting", where=_at(name), remedy=f"known are {', '.join(sorted(known))}")
         if "address" not in given:
-            raise UserError("missing", where=_at("address"), remedy="give the store's host:port or unix:/path")
+            raise UserError(
+                "missing", where=_at("address"), remedy="give the store's host:port or unix:/path, or a ring"
+            )
         values = dict(given)
         if not isinstance(values["address"], str):
             raise _wrong("address", values["address"], "give host:port or unix:/path")
@@ -85,6 +107,16 @@ class TierConfig:
     def password(self) -> str | None:
         """The store's password, from the environment; never part of the settings, which vLLM logs."""
         return os.environ.get(PASSWORD_VARIABLE) or None
+
+    @property
+    def tls(self) -> TlsSettings | None:
+        """For the store's client; None: no TLS."""
+        ca, certificate, key = (
+            Path(value) if value else None for value in (self.tls_ca, self.tls_certificate, self.tls_key)
+        )
+        if ca is None and certificate is None and not self.tls_server_name:
+            return None
+        return TlsSettings(ca, certificate, key, self.tls_server_name or None)
 
 
 def dram_admission(extra_config: Mapping[str, Any]) -> str:

@@ -7,8 +7,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvhearth.store.client import Put, StoreClient
-from kvhearth.store.header import Header
+import xxhash
+
+from kvhearth.store.client.client import Put, StoreClient
+from kvhearth.store.protocol.header import Header
+from kvhearth.store.ring.client import StoreRing
 
 _ASK_SECONDS = 0.5
 _MOST_TO_TAKE_BACK = 4096
@@ -47,7 +50,9 @@ class ChainPuts:
         timeout_seconds: deadline of sending a batch.
     """
 
-    def __init__(self, client: StoreClient, row_of: Callable[[int], memoryview], timeout_seconds: float) -> None:
+    def __init__(
+        self, client: StoreClient | StoreRing, row_of: Callable[[int], memoryview], timeout_seconds: float
+    ) -> None:
         self._client = client
         self._row_of = row_of
         self._timeout_seconds = timeout_seconds
@@ -99,7 +104,7 @@ class ChainPuts:
         puts = []
         for index in new:
             item = items[index]
-            parent = int.from_bytes(item.parent[-12:-4], "big") if item.parent else 0
+            parent = xxhash.xxh3_64_intdigest(item.parent) if item.parent else 0
             header = Header(position=item.position, parent=parent, group=item.group, epoch=item.epoch)
             puts.append(Put(item.key, header, self._row_of(item.chunk_id)))
         results = self._client.put_many(puts, timeout_seconds=self._timeout_seconds)

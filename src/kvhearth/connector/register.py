@@ -15,7 +15,8 @@ import uuid
 from kvhearth.connector.namespace import Namespace
 from kvhearth.connector.threads import start_thread
 from kvhearth.errors import UserError
-from kvhearth.store.client import StoreClient
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.ring.client import StoreRing
 
 REFRESH_SECONDS = 15.0
 STALE_SECONDS = 60.0
@@ -35,7 +36,7 @@ class PoolRegister:
         namespace: this engine's.
     """
 
-    def __init__(self, client: StoreClient, pool: str, namespace: Namespace) -> None:
+    def __init__(self, client: StoreClient | StoreRing, pool: str, namespace: Namespace) -> None:
         self._client = client
         self._pool = pool
         self._namespace = namespace

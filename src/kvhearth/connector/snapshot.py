@@ -30,7 +30,7 @@ from vllm.v1.kv_offload.base import make_offload_key
 
 from kvhearth.connector.threads import start_thread
 from kvhearth.errors import UserError
-from kvhearth.store.address import Address
+from kvhearth.store.protocol.address import Address
 
 TOKEN_VARIABLE = "KVHEARTH_SNAPSHOT_TOKEN"  # noqa: S105 - a variable's name
 _MOST_ANSWERS_AT_ONCE = 2

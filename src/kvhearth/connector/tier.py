@@ -37,7 +37,9 @@ from kvhearth.connector.register import PoolRegister
 from kvhearth.connector.stats import DEFINITIONS, Deltas
 from kvhearth.connector.transfers import Finished, Transfers
 from kvhearth.metrics import connector as m
-from kvhearth.store.client import StoreClient
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.open import open_store
+from kvhearth.store.ring.client import StoreRing
 
 _MOST_PROMOTIONS = 2
 
@@ -68,18 +70,8 @@ class StoreTier(SecondaryTierManager):
         self._config = config = TierConfig.of(settings)
         self._namespace: Namespace = offloading_spec.namespace_of(config)
         self._epoch_serial = 0
-        self._ask_client = StoreClient(
-            config.address,
-            timeout_seconds=config.lookup_timeout_seconds,
-            password=config.password,
-            max_connections=1,
-        )
-        self._move_client = StoreClient(
-            config.address,
-            timeout_seconds=config.load_timeout_seconds,
-            password=config.password,
-            max_connections=config.connections + 2,
-        )
+        self._ask_client = _open(config, config.lookup_timeout_seconds, connections=1)
+        self._move_client = _open(config, config.load_timeout_seconds, connections=config.connections + 2)
         self._register = PoolRegister(self._move_client, config.pool, self._namespace)
         try:
             self._register.check_at_start()
@@ -332,3 +324,17 @@ class StoreTier(SecondaryTierManager):
             transfer_time=ended.seconds,
             transfer_bytes=ended.nbytes,
         )
+
+
+def _open(config: TierConfig, timeout_seconds: float, *, connections: int) -> StoreClient | StoreRing:
+    return open_store(
+        config.address,
+        copies=config.copies,
+        timeout_seconds=timeout_seconds,
+        where="kv_connector_extra_config.secondary_tiers[kvhearth].address",
+        user=config.user,
+        password=config.password,
+        tls=config.tls,
+        shared_memory=config.shared_memory,
+        max_connections=connections,
+    )

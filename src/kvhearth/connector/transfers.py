@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from kvhearth.connector.puts import ChainPuts, PutItem
 from kvhearth.connector.threads import start_thread
-from kvhearth.store.client import StoreClient
-from kvhearth.store.outcomes import GetResult, MissReason
+from kvhearth.store.client.client import StoreClient
+from kvhearth.store.client.outcomes import GetResult, MissReason
+from kvhearth.store.ring.client import StoreRing
 
 _BATCH_BYTES = 16 << 20
 _BATCH_CHUNKS = 64
@@ -72,7 +73,7 @@ class Transfers:
 
     def __init__(
         self,
-        client: StoreClient,
+        client: StoreClient | StoreRing,
         rows: memoryview,
         row_bytes: int,
         *,

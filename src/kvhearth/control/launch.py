@@ -48,6 +48,15 @@ class Addresses:
     engines: Mapping[str, str]
     store: StoreAddresses | None
     events: Mapping[str, EventAddresses] = field(default_factory=dict)
+    store_elsewhere: str | None = None
+    """Address of a store or ring that is not a child."""
+    copies: int = 1
+    """Nodes of that ring that keep each chunk."""
+
+    @property
+    def engines_store(self) -> str | None:
+        """Where engines find the store, by the nearest way; None without one."""
+        return f"unix:{self.store.socket}" if self.store is not None else self.store_elsewhere
 
 
 def plan(stack: Stack, at: Addresses, devices: Mapping[str, str]) -> list[ChildSpec]:
@@ -74,12 +83,14 @@ def router_url(at: Addresses) -> str:
 
 
 def _store(store: Store, at: StoreAddresses) -> ChildSpec:
-    flags = ["--unix", at.socket, "--metrics-listen", at.metrics, "--capacity", str(store.size)]
+    flags = ["--unix", at.socket, "--http-listen", at.metrics, "--capacity", str(store.size)]
     if at.tcp is not None:
         flags += ["--listen", at.tcp]
     patience = START_SECONDS + store.size / _FAULTED_BYTES_PER_SECOND
+    if store.config is not None:
+        flags += ["--config", store.config]
     argv = _verb("store", "serve", *flags)
-    return ChildSpec("store", argv, f"http://{at.metrics}/health", STORE, start_seconds=patience)
+    return ChildSpec("store", argv, f"http://{at.metrics}/readyz", STORE, start_seconds=patience)
 
 
 def _emulated(engine: Engine, at: Addresses) -> ChildSpec:
@@ -104,9 +115,9 @@ def _emulated(engine: Engine, at: Addresses) -> ChildSpec:
             "--blocks-per-chunk": pool.offload.blocks_per_chunk,
             "--dram-admission": pool.offload.dram_admission,
         }
-    if pool.offload.mode == "shared" and at.store is not None:
+    if pool.offload.mode == "shared" and at.engines_store is not None:
         flags |= {
-            "--store": f"unix:{at.store.socket}",
+            "--store": at.engines_store,
             "--store-link": pool.emulator.store_link,
             "--store-bytes-scale": pool.emulator.store_bytes_scale,
         }
@@ -126,7 +137,7 @@ def _emulated(engine: Engine, at: Addresses) -> ChildSpec:
 
 def _vllm(engine: Engine, at: Addresses, devices: str | None) -> ChildSpec:
     pool, listen = engine.pool, at.engines[engine.name]
-    where = EngineAddresses(listen, store=f"unix:{at.store.socket}" if at.store is not None else None)
+    where = EngineAddresses(listen, store=at.engines_store, copies=at.copies)
     if (events := at.events.get(engine.name)) is not None:
         where = replace(where, events=events.events, replay=events.replay, snapshot=events.snapshot)
     command = vllm_command(pool, where)

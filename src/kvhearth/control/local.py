@@ -182,7 +182,7 @@ def _take_addresses(stack: Stack, ports: PortKeeper, private: RunDir, name: str)
 
     router = take(stack.router.listen, "router.listen")
     store = None
-    if stack.store is not None:
+    if stack.store is not None and stack.store.address is None:
         store = StoreAddresses(
             tcp=take(stack.store.listen, "store.listen") if stack.store.listen is not None else None,
             socket=stack.store.unix or private.socket_path("store.sock"),
@@ -194,7 +194,9 @@ def _take_addresses(stack: Stack, ports: PortKeeper, private: RunDir, name: str)
         for engine in stack.engines()
         if engine.pool.engine == "vllm" and engine.pool.vllm.kv_events
     }
-    return Addresses(router, engines, store, events)
+    elsewhere = stack.store.address if stack.store is not None else None
+    copies = stack.store.copies if stack.store is not None else 1
+    return Addresses(router, engines, store, events, elsewhere, copies)
 
 
 def _least_stop_seconds(stack: Stack) -> float:

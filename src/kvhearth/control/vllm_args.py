@@ -24,9 +24,10 @@ class EngineAddresses:
 
     Attributes:
         listen: ``host:port`` of its HTTP API.
-        store: ``host:port`` or ``unix:/path`` (mode shared).
+        store: ``host:port``, ``unix:/path`` or a ring (mode shared).
         events, replay: ``host:port`` of KV events and of their replay; None = no events.
         snapshot: ``host:port`` where the connector tells what the engine holds; None = nowhere.
+        copies: nodes of a ring of stores that keep each chunk.
     """
 
     listen: str
@@ -34,6 +35,7 @@ class EngineAddresses:
     events: str | None = None
     replay: str | None = None
     snapshot: str | None = None
+    copies: int = 1
 
 
 class Command(NamedTuple):
@@ -80,16 +82,15 @@ def kv_transfer_config(pool: Pool, at: EngineAddresses) -> dict[str, Any] | None
     if at.snapshot is not None:
         extra["snapshot_listen"] = at.snapshot
     if offload.mode == "shared":
-        extra["secondary_tiers"] = [
-            {
-                "type": "StoreTier",
-                "module_path": CONNECTOR_PACKAGE,
-                "address": at.store,
-                "pool": pool.name,
-                "store_admission": offload.store_admission,
-                "lookup_timeout_seconds": offload.lookup_timeout_seconds,
-            }
-        ]
+        tier: dict[str, Any] = {
+            "type": "StoreTier",
+            "module_path": CONNECTOR_PACKAGE,
+            "address": at.store,
+            "pool": pool.name,
+            "store_admission": offload.store_admission,
+            "lookup_timeout_seconds": offload.lookup_timeout_seconds,
+        }
+        extra["secondary_tiers"] = [tier | ({"copies": at.copies} if at.copies > 1 else {})]
     return {
         "kv_connector": "HearthConnector",
         "kv_connector_module_path": CONNECTOR_PACKAGE,

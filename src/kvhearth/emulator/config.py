@@ -12,7 +12,7 @@ from kvhearth.engine.ports import DramAdmission
 from kvhearth.engine.sizing import size_engine, stored_bytes
 from kvhearth.engine.validate import check_config
 from kvhearth.errors import UserError
-from kvhearth.store.address import Address, parse_address
+from kvhearth.store.protocol.address import Address, parse_address
 from kvhearth.units import format_bytes
 
 MAX_PAYLOAD_BYTES = 64 << 20

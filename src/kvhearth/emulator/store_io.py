@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-from kvhearth.store.client import Put, StoreClient
-from kvhearth.store.header import Header
-from kvhearth.store.outcomes import MissReason
+from kvhearth.store.client.client import Put, StoreClient
+from kvhearth.store.client.outcomes import MissReason
+from kvhearth.store.open import open_store
+from kvhearth.store.protocol.header import Header
+from kvhearth.store.ring.client import StoreRing
 
 MAX_QUEUED_CALLS = 4096
 MAX_QUEUED_PUTS = 8192
@@ -38,7 +40,7 @@ class StoreIo:
     """One engine's traffic with the store. Methods return at once; ``notify`` is called from a thread on each reply.
 
     Args:
-        address: the store: ``host:port`` or ``unix:/path``.
+        address: the store or ring, as `open_store` takes it.
         password: for AUTH; None for none.
         namespace: begins every key.
         payload_bytes: length of a chunk's value.
@@ -68,7 +70,7 @@ class StoreIo:
         self._lock = threading.Lock()
         # One client, connection and thread each, so that a long put delays no lookup.
         self._clients = [
-            StoreClient(address, timeout_seconds=deadline_seconds, password=password, max_connections=1)
+            open_store(address, timeout_seconds=deadline_seconds, password=password, max_connections=1)
             for _ in range(3)
         ]
         names = ("match", "get", "put")
@@ -110,7 +112,7 @@ class StoreIo:
 
     # ---- on the threads
 
-    def _hand_over(self, index: int, call: Callable[[StoreClient], int]) -> Reply:
+    def _hand_over(self, index: int, call: Callable[[StoreClient | StoreRing], int]) -> Reply:
         reply, client = Reply(), self._clients[index]
 
         def run() -> None:
@@ -128,7 +130,7 @@ class StoreIo:
             reply.at_ns = self._now_ns()
         return reply
 
-    def _get(self, client: StoreClient, keys: Sequence[int]) -> int:
+    def _get(self, client: StoreClient | StoreRing, keys: Sequence[int]) -> int:
         size = len(self._buffers)
         for start in range(0, len(keys), size):
             part = [self._key(key) for key in keys[start : start + size]]
@@ -143,7 +145,7 @@ class StoreIo:
                     return start + index
         return len(keys)
 
-    def _put(self, client: StoreClient, keys: Sequence[int]) -> int:
+    def _put(self, client: StoreClient | StoreRing, keys: Sequence[int]) -> int:
         stored = 0
         try:
             for start in range(0, len(keys), len(self._buffers)):
@@ -213,5 +215,5 @@ class _Worker:
             task()
 
 
-def _failures(client: StoreClient) -> int:
+def _failures(client: StoreClient | StoreRing) -> int:
     return sum(number for (_, outcome), number in client.counts.items() if outcome not in ("ok", "absent"))

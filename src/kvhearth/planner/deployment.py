@@ -12,7 +12,7 @@ from kvhearth.errors import UserError
 from kvhearth.planner.cluster import ClusterConfig
 from kvhearth.stack import DEFAULT_GPU_MEMORY_UTILIZATION, Pool, Stack, stack_of
 from kvhearth.stack.fit import chunk_bytes, pool_cost
-from kvhearth.store.config import StoreConfig
+from kvhearth.store.server.config import StoreConfig
 
 
 def cluster_of(stack: Stack) -> ClusterConfig:

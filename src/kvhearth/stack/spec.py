@@ -199,6 +199,33 @@ class Store(Section):
     unix: SocketPath | None = Field(
         default=None, description="path of its unix socket; by default one in a private directory"
     )
+    config: str | None = Field(
+        default=None,
+        min_length=1,
+        description="YAML file with further settings of `kvhearth store serve`: tiers, policy, quotas, TLS, users",
+    )
+    address: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a store or ring that runs elsewhere, as `a:7420,b:7420` or `dns:name:7420`; then none is started",
+    )
+    copies: int = Field(default=1, ge=1, le=2, description="nodes of a ring that keep each chunk")
+
+    @field_validator("config")
+    @classmethod
+    def _from_the_file(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return None if value is None else from_directory(value, info.context)
+
+    @model_validator(mode="after")
+    def _here_or_elsewhere(self) -> Self:
+        if self.address is None:
+            if self.copies != 1:
+                raise wrong("copies", f"{self.copies} on the one node that is started here", "give 1, or an address")
+            return self
+        for name in ("listen", "unix", "config"):
+            if name in self.model_fields_set:
+                raise wrong(name, "the store at address is not started here", f"leave out {name}, or address")
+        return self
 
 
 class Router(Section):
@@ -261,6 +288,9 @@ class Stack(Section):
                     "'shared' needs a store",
                     "add a section store: {size: 1GiB}, or use native",
                 )
+            if pool.engine == "emulated" and self.store is not None and self.store.copies != 1:
+                remedy = f"give 1, or engine: vllm in pools[{index}]"
+                raise wrong("store.copies", f"{self.store.copies} is not emulated", remedy)
         return self
 
     @model_validator(mode="after")

@@ -1,1 +1,3 @@
-"""The shared KV store: a RESP server over preallocated DRAM (`server`), and its client (`client`)."""
+"""The shared KV store. `server` serves, from `dram` and the `tiers` below it; `policies` say what goes first; `client`
+and `ring` ask, by the `protocol` that both sides know. `open` is the way in for whoever wants a store, or a ring.
+"""

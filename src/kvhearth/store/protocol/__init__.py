@@ -1,0 +1,1 @@
+"""What travels between a store and its clients, and how: the bytes, and the sockets that carry them."""

@@ -1,0 +1,1 @@
+"""The way to several stores that share the keys between them."""
