@@ -74,11 +74,18 @@ def tiny_llama(python: str, folder: Path) -> Path:
 
 
 def transfer_config(
-    dram_bytes: int, store: str | None = None, *, patience_seconds: float | None = None, **extra: Any
+    dram_bytes: int,
+    store: str | None = None,
+    *,
+    patience_seconds: float | None = None,
+    shared_memory: bool = True,
+    **extra: Any,
 ) -> dict[str, Any]:
     """``--kv-transfer-config`` of mode native, or of mode shared with the address of a store. ``patience_seconds``: in
     place of each of the tier's deadlines, for a busy machine; else their defaults."""
     tier: dict[str, Any] = {"type": "StoreTier", "module_path": "kvhearth.connector", "address": store, "pool": "bench"}
+    if not shared_memory:
+        tier["shared_memory"] = False
     if patience_seconds is not None:
         tier |= {f"{call}_timeout_seconds": patience_seconds for call in ("lookup", "load", "put")}
     return {

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kvhearth.store.client import StoreClient
+from kvhearth.store.client.client import StoreClient
 
 
 class Store(NamedTuple):
-    """Where a running store is to be found."""
+    """Where a running store is to be found, and its process."""
 
     tcp: str
     unix: str
+    pid: int
 
     def values(self) -> int:
         """Values that it holds."""
@@ -37,7 +38,7 @@ def store_server(folder: Path, capacity_bytes: int) -> Iterator[Store]:
             if "127.0.0.1:" not in ready:
                 raise SystemExit(f"the store did not start: {ready!r}")
             port = int(ready.partition("127.0.0.1:")[2].partition(",")[0])
-            yield Store(f"127.0.0.1:{port}", f"unix:{path}")
+            yield Store(f"127.0.0.1:{port}", f"unix:{path}", process.pid)
         finally:
             process.terminate()
             try:
