@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-
-import pytest
 
 from kvhearth.store.dram.allocator import PAGE_BYTES
 from kvhearth.store.dram.events import EventKind
-from kvhearth.store.dram.rules import Rules
-from kvhearth.store.dram.table import Published, Table
+from kvhearth.store.dram.table import Published
 from kvhearth.store.server.tiered import Tiered
 
 from ..fakes import FakeTier, eventually, get, in_threads, is_empty, put
-
-PAGES = 64
-StartTiered = Callable[..., Tiered]
-
-
-@pytest.fixture
-def start() -> Iterator[StartTiered]:
-    """Starts stores of 64 pages over fake tiers; at the end nothing of them may be left in memory."""
-    stores: list[Tiered] = []
-
-    def make(*tiers: FakeTier, pages: int = PAGES, max_items: int = 1000, **settings: object) -> Tiered:
-        table = Table(pages * PAGE_BYTES, max_items, rules=Rules(policy="lru"))
-        stores.append(Tiered(table, tiers, read_seconds=5.0, **settings))  # type: ignore[arg-type]
-        stores[-1].start()
-        return stores[-1]
-
-    yield make
-    for store in stores:
-        for tier in store.tiers:
-            assert isinstance(tier, FakeTier)
-            tier.open_gates()
-        store.clear()
-        store.close()
-        eventually(lambda store=store: is_empty(store.table))
-        assert all(tier.closed for tier in store.tiers)  # type: ignore[attr-defined]
-        store.table.close()
+from .conftest import PAGES, StartTiered
 
 
 def key(number: int) -> bytes:

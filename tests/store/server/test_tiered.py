@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,33 +17,8 @@ from kvhearth.store.dram.rules import Rules
 from kvhearth.store.dram.table import Published, Table
 from kvhearth.store.server.tiered import Tiered, order_below
 
-from ..fakes import FakeTier, eventually, get, in_threads, is_empty, put
-
-PAGES = 64
-StartTiered = Callable[..., Tiered]
-
-
-@pytest.fixture
-def start() -> Iterator[StartTiered]:
-    """Starts stores of 64 pages over fake tiers; at the end nothing of them may be left in memory."""
-    stores: list[Tiered] = []
-
-    def make(*tiers: FakeTier, pages: int = PAGES, **settings: object) -> Tiered:
-        table = Table(pages * PAGE_BYTES, 1000, rules=Rules(policy="lru"))
-        stores.append(Tiered(table, tiers, **{"read_seconds": 5.0, **settings}))  # type: ignore[arg-type]
-        stores[-1].start()
-        return stores[-1]
-
-    yield make
-    for store in stores:
-        for tier in store.tiers:
-            assert isinstance(tier, FakeTier)
-            tier.open_gates()
-        store.clear()
-        store.close()
-        eventually(lambda store=store: is_empty(store.table))
-        assert not any(tier.values for tier in store.tiers)  # type: ignore[attr-defined]
-        store.table.close()
+from ..fakes import FakeTier, eventually, get, in_threads, put
+from .conftest import PAGES, StartTiered
 
 
 def lifts(store: Tiered, outcome: str) -> float:

@@ -15,7 +15,7 @@ KEYS = st.sampled_from([b"k%d" % number for number in range(20)])
 
 
 def entry(key: bytes, nbytes: int, written: int = 0, position: int = 0) -> Entry:
-    return Entry(key, nbytes, position, 3, 4, written)
+    return Entry(key, nbytes, position, 3, 4, written * 1_000_000 + position)  # within a second the head came first
 
 
 class CatalogMachine(RuleBasedStateMachine):

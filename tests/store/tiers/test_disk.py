@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvhearth.errors import UserError
 from kvhearth.metrics import Registry, parse_exposition
 from kvhearth.store.protocol.header import Header
+from kvhearth.store.tiers import disk as disk_module
 from kvhearth.store.tiers import folder as folder_module
 from kvhearth.store.tiers import search as search_module
 from kvhearth.store.tiers.disk import DiskTier
@@ -37,7 +39,7 @@ def misses(tier: DiskTier) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "key", [b"k", b"\0\xff/../\n", b"x" * 512, b"-_=.", os.urandom(142), os.urandom(143)], ids=lambda key: str(len(key))
+    "key", [b"k", b"\0\xff/../\n", b"x" * 512, b"-_=.", os.urandom(139), os.urandom(140)], ids=lambda key: str(len(key))
 )
 def test_any_key_and_value_come_back_also_after_a_restart(start_disk: StartDisk, key: bytes) -> None:
     value = os.urandom(3 * MIB + 17)
@@ -584,6 +586,26 @@ def test_many_threads_never_get_wrong_bytes(start_disk: StartDisk) -> None:
     assert set(misses(tier)) <= {"vanished", "resized", "absent"}
     stored = sum(path.stat().st_size for path in files_in(tier._path))
     assert stored == tier.stats().stored_bytes <= 2 * MIB
+
+
+def test_a_reader_who_finds_the_old_file_gone_does_not_forget_the_new_one_that_looks_alike(
+    start_disk: StartDisk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tier = start_disk()
+    value = row(b"k")
+    assert put(tier, b"k", value)
+    read_for = disk_module.read_for
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(disk_module, "read_for", read_for)
+        assert put(tier, b"k", value)  # within the same second, as long as the first
+        return read_for(*arguments)
+
+    monkeypatch.setattr(disk_module, "read_for", overtaken)
+    assert get(tier, b"k") is None
+    assert misses(tier) == {"vanished": 1}
+    assert get(tier, b"k") == value
+    assert len(files_in(tmp_path / "tier")) == tier.stats().items == 1
 
 
 def test_a_file_whose_name_says_nothing_right_is_left_alone(start_disk: StartDisk, tmp_path: Path) -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvhearth.metrics import Registry, parse_exposition
 from kvhearth.store.tiers.figures import Counts, families, merged
+from kvhearth.store.tiers.files import FileError, Flaw
+from kvhearth.store.tiers.guard import Reason, TierError
+
+
+def raising(error: Exception) -> Callable[[], int]:
+    def work() -> int:
+        raise error
+
+    return work
 
 
 def test_two_tiers_share_one_page_with_each_metric_once() -> None:
     registry = Registry()
     disk, objects = Counts(), Counts()
-    disk.read(100, 0.5)
-    disk.missed("checksum")
-    disk.missed("checksum")
-    objects.refused("timeout")
+    assert disk.read_by(lambda: 100)
+    assert not disk.read_by(raising(FileError(Flaw.CHECKSUM)))
+    assert not disk.read_by(raising(TierError(Reason.VANISHED, sick=False)))
+    assert objects.written_by(lambda: 7)
+    assert not objects.written_by(raising(TierError(Reason.TIMEOUT)))
     objects.evicted(3)
 
     def read() -> list[object]:
@@ -34,7 +46,11 @@ def test_two_tiers_share_one_page_with_each_metric_once() -> None:
         for tier in ("disk", "object")
     }
     assert page["kvhearth_store_tier_reads_total"] == {(("tier", "disk"),): 1.0, (("tier", "object"),): 0.0}
-    assert page["kvhearth_store_tier_read_seconds_total"][(("tier", "disk"),)] == 0.5
-    assert page["kvhearth_store_tier_misses_total"] == {(("reason", "checksum"), ("tier", "disk")): 2.0}
+    assert page["kvhearth_store_tier_read_bytes_total"][(("tier", "disk"),)] == 100.0
+    assert page["kvhearth_store_tier_read_seconds_total"][(("tier", "disk"),)] > 0
+    assert page["kvhearth_store_tier_written_bytes_total"][(("tier", "object"),)] == 7.0
+    assert page["kvhearth_store_tier_misses_total"] == {
+        (("reason", reason), ("tier", "disk")): 1.0 for reason in ("checksum", "vanished")
+    }
     assert page["kvhearth_store_tier_refused_writes_total"] == {(("reason", "timeout"), ("tier", "object")): 1.0}
     assert page["kvhearth_store_tier_evictions_total"][(("tier", "object"),)] == 3.0

@@ -267,11 +267,6 @@ class Table:
             self._touch(held[::-1])
             return [True] * len(slots) if len(held) == len(slots) else [slot is not None for slot in slots]
 
-    def exists(self, keys: Sequence[bytes]) -> int:
-        """How many of ``keys`` are present, counting repeats; touches nothing."""
-        with self._lock:
-            return sum(slot is not None for slot in self._live_slots(keys))
-
     def length(self, key: bytes) -> int | None:
         """Bytes of the value under ``key``, None when absent."""
         with self._lock:

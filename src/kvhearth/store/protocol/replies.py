@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 
 from kvhearth.store.protocol.resp import ConnectionGone, skip_bytes
+from kvhearth.store.protocol.tls_socket import TlsSocket
 
 _FLUSH_BYTES = 256 * 1024
 _MAX_HELD = 16
@@ -23,7 +24,7 @@ class Replies:
         sock: the blocking socket to send on.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self._sock = sock
         self._pieces: list[bytearray | memoryview] = []
         self._text = bytearray()
@@ -60,7 +61,10 @@ class Replies:
 
         Raises:
             ConnectionGone: the peer left, or the connection was cut off.
+            ValueError: the connection is under TLS.
         """
+        if isinstance(self._sock, TlsSocket):
+            raise ValueError("descriptors travel over unix sockets only")
         self.flush()
         text = b":%d\r\n" % value
         try:

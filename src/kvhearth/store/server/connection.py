@@ -13,6 +13,7 @@ from functools import partial
 from kvhearth.store.protocol.replies import Replies
 from kvhearth.store.protocol.resp import CommandReader, ConnectionGone, ProtocolError
 from kvhearth.store.protocol.sockets import is_local_tcp, keep_in_cache
+from kvhearth.store.protocol.tls_socket import TlsSocket
 from kvhearth.store.server import commands
 from kvhearth.store.server.config import StoreConfig
 from kvhearth.store.server.session import Feed, Figures, Session
@@ -32,7 +33,7 @@ class Connection:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket,
         *,
         client_id: int,
         peer: str,
@@ -155,16 +156,16 @@ class Connection:
             linger(self._sock)
 
 
-def peer_uid(sock: socket.socket) -> int | None:
+def peer_uid(sock: socket.socket | TlsSocket) -> int | None:
     """The user at the other end of a unix socket, as of when it connected; None on any other."""
-    if sock.family != socket.AF_UNIX:
+    if isinstance(sock, TlsSocket) or sock.family != socket.AF_UNIX:
         return None
     credentials = struct.Struct("3i")  # struct ucred: pid, uid, gid
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
     return int(credentials.unpack(raw)[1])
 
 
-def linger(sock: socket.socket) -> None:
+def linger(sock: socket.socket | TlsSocket) -> None:
     """Let the peer read a last reply: closing with unread input would reset the connection and lose it.
 
     Raises:

@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from kvhearth.metrics import MetricFamily
 from kvhearth.metrics import store as m
@@ -89,7 +90,7 @@ class Mover:
         self._spawn(self._relieve, "kvhearth-store-relieve")
         for lane in self._lanes:
             for _ in range(_THREADS.get(lane.tier.name, _OTHER_THREADS)):
-                self._spawn(lambda lane=lane: self._work(lane), f"kvhearth-store-{lane.tier.name}")
+                self._spawn(partial(self._work, lane), f"kvhearth-store-{lane.tier.name}")
 
     def close(self, seconds: float = 5.0) -> None:
         """Finish what is being written, drop what waits, and end the threads."""
@@ -146,8 +147,8 @@ class Mover:
 
     # ---- internals
 
-    def _spawn(self, target: object, name: str) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]
+    def _spawn(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 

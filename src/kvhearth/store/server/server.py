@@ -10,11 +10,14 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from kvhearth.metrics import Registry
 from kvhearth.store.dram.pool import Progress
 from kvhearth.store.protocol.address import Address, Listener
 from kvhearth.store.protocol.tls import ServerTls
+from kvhearth.store.protocol.tls_socket import TlsSocket
 from kvhearth.store.server.assemble import store_of, tls_of, users_of
 from kvhearth.store.server.config import StoreConfig
 from kvhearth.store.server.connection import Connection
@@ -92,7 +95,7 @@ class StoreServer:
         for listener in self._listeners:
             listener.open()
             name = f"kvhearth-store-accept-{listener.address}"
-            self._spawn(lambda listener=listener: self._accept(listener), name)
+            self._spawn(partial(self._accept, listener), name)
         self._spawn(self._watch, "kvhearth-store-watchdog")
         self._ready = True
         return self
@@ -151,8 +154,8 @@ class StoreServer:
             tiers[tier.name] = "down" if tier.is_down else "up" if tier.ready else "rebuilding"
         return Readiness(True, tiers)
 
-    def _spawn(self, target: object, name: str) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]
+    def _spawn(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -214,17 +217,18 @@ class StoreServer:
             self._leave()
 
     def _connect(self, sock: socket.socket) -> Connection | None:
+        talking: socket.socket | TlsSocket = sock
         try:
             peer = _peer_of(sock)
             if self._tls is not None and sock.family != socket.AF_UNIX:
                 give_up = time.monotonic() + min(_HANDSHAKE_SECONDS, self._config.stall_timeout_seconds)
-                sock = self._tls.wrap(sock, give_up)  # type: ignore[assignment]
+                talking = self._tls.wrap(sock, give_up)
         except OSError:
             sock.close()
             self._count_cut("handshake")
             return None
         return Connection(
-            sock,
+            talking,
             client_id=next(self._ids),
             peer=peer,
             config=self._config,

@@ -47,7 +47,7 @@ class Catalog:
         self._slots: dict[bytes, int] = {}
         self._keys: list[bytes] = []
         self._free: list[int] = []
-        self._written: NDArray[np.uint32] = np.zeros(self.max_files, np.uint32)
+        self._written: NDArray[np.uint64] = np.zeros(self.max_files, np.uint64)
         self._round: NDArray[np.uint8] = np.zeros(self.max_files, np.uint8)
         self._used: NDArray[np.bool_] = np.zeros(self.max_files, np.bool_)
         self._now_round = 0
@@ -202,7 +202,8 @@ class Catalog:
             slots = slots[there]
             # Oldest first; of one second the tail before the head; last, what was asked for during the search.
             position = self._facts.position[slots].astype(np.int64)
-            order = np.lexsort((-position, self._written[slots], self._used[slots]))
+            seconds = self._written[slots] // 1_000_000
+            order = np.lexsort((-position, seconds, self._used[slots]))
             ordered = [self._keys[slot] for slot in slots[order].tolist()]
             self._searching = False
         # In batches, so that nobody who asks waits for all of it.

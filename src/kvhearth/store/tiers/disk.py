@@ -80,6 +80,8 @@ class DiskTier:
         self._health = Health(f"disk tier {folder}")
         self._writing = Health(f"disk tier {folder}: writing")
         self._purge_due = True
+        self._stamp_lock = threading.Lock()
+        self._last_stamp = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._tend, name="kvhearth-store-disk-tend", daemon=True)
         self._folder: Folder | None = None
@@ -133,17 +135,7 @@ class DiskTier:
 
     def read_into(self, key: bytes, views: list[memoryview], deadline: float) -> bool:
         """See `Tier.read_into`."""
-        began = time.monotonic()
-        try:
-            nbytes = self._read(key, views, deadline)
-        except TierError as error:
-            self._counts.missed(error.reason.value)
-            return False
-        except FileError as error:
-            self._counts.missed(error.flaw.value)
-            return False
-        self._counts.read(nbytes, time.monotonic() - began)
-        return True
+        return self._counts.read_by(partial(self._read, key, views, deadline))
 
     def _read(self, key: bytes, views: list[memoryview], deadline: float) -> int:
         folder = self._need_folder()
@@ -170,18 +162,11 @@ class DiskTier:
 
     def write(self, key: bytes, views: list[memoryview]) -> bool:
         """See `Tier.write`."""
-        began = time.monotonic()
-        try:
-            nbytes = self._write(key, views, began + self._timeout_seconds)
-        except TierError as error:
-            self._counts.refused(error.reason.value)
-            return False
-        self._counts.written(nbytes, time.monotonic() - began)
-        return True
+        return self._counts.written_by(partial(self._write, key, views, time.monotonic() + self._timeout_seconds))
 
     def _write(self, key: bytes, views: list[memoryview], deadline: float) -> int:
         folder = self._need_folder()
-        entry = entry_of(key, views, time.time())
+        entry = entry_of(key, views, self._stamp())
         if (
             file_bytes(key, entry.nbytes) > self._catalog.capacity_bytes
             or entry.nbytes > LARGEST_VALUE_BYTES
@@ -195,6 +180,11 @@ class DiskTier:
             self._note(error)
             raise
         return entry.nbytes
+
+    def _stamp(self) -> int:
+        with self._stamp_lock:
+            self._last_stamp = max(time.time_ns() // 1000, self._last_stamp + 1)
+            return self._last_stamp
 
     def delete(self, keys: Sequence[bytes]) -> int:
         """See `Tier.delete`."""

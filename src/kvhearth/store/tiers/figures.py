@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from kvhearth.metrics import store_tiers as m
 from kvhearth.metrics.spec import Metric, MetricFamily
+from kvhearth.store.tiers.files import FileError
+from kvhearth.store.tiers.guard import TierError
 from kvhearth.store.tiers.port import TierStats
 
 
@@ -25,34 +28,47 @@ class Counts:
         self._misses: dict[str, int] = {}
         self._refused: dict[str, int] = {}
 
-    def read(self, nbytes: int, seconds: float) -> None:
-        """A value was read and found right."""
+    def read_by(self, read: Callable[[], int]) -> bool:
+        """Read a value by ``read``, which returns its bytes or raises `TierError` or `FileError`; whether it came."""
+        began = time.monotonic()
+        try:
+            nbytes = read()
+        except TierError as error:
+            self._missed(error.reason.value)
+            return False
+        except FileError as error:
+            self._missed(error.flaw.value)
+            return False
         with self._lock:
             self.reads += 1
             self.read_bytes += nbytes
-            self.read_seconds += seconds
+            self.read_seconds += time.monotonic() - began
+        return True
 
-    def written(self, nbytes: int, seconds: float) -> None:
-        """A value was written."""
+    def written_by(self, write: Callable[[], int]) -> bool:
+        """Write a value by ``write``, which returns its bytes or raises `TierError`; whether it was kept."""
+        began = time.monotonic()
+        try:
+            nbytes = write()
+        except TierError as error:
+            with self._lock:
+                reason = error.reason.value
+                self._refused[reason] = self._refused.get(reason, 0) + 1
+            return False
         with self._lock:
             self.writes += 1
             self.written_bytes += nbytes
-            self.write_seconds += seconds
+            self.write_seconds += time.monotonic() - began
+        return True
 
     def evicted(self, values: int) -> None:
         """Values were dropped to make room."""
         with self._lock:
             self.evictions += values
 
-    def missed(self, reason: str) -> None:
-        """A read was a miss."""
+    def _missed(self, reason: str) -> None:
         with self._lock:
             self._misses[reason] = self._misses.get(reason, 0) + 1
-
-    def refused(self, reason: str) -> None:
-        """A write was not done."""
-        with self._lock:
-            self._refused[reason] = self._refused.get(reason, 0) + 1
 
     def stats(
         self,

@@ -22,10 +22,10 @@ LEAVES = TOPS * TOPS
 """Folders of the second level: about 50 files in each at 200,000, 250 at a million."""
 
 _LONGEST_NAME = 255
-_LONGEST_FACTS = 5 + 8 + 8 + 8 + 16 + 16
+_LONGEST_FACTS = 5 + 16 + 8 + 8 + 16 + 16
 _LONGEST_KEY_TEXT = _LONGEST_NAME - _LONGEST_FACTS
 _NAME = re.compile(
-    r"([0-9a-f]{1,8})-([0-9a-f]{1,8})-([0-9a-f]{1,8})-([0-9a-f]{1,16})-([0-9a-f]{1,16})-(=[0-9a-f]{32}|[A-Za-z0-9_-]+)"
+    r"([0-9a-f]{1,16})-([0-9a-f]{1,8})-([0-9a-f]{1,8})-([0-9a-f]{1,16})-([0-9a-f]{1,16})-(=[0-9a-f]{32}|[A-Za-z0-9_-]+)"
 )
 
 
@@ -37,7 +37,8 @@ class Entry(NamedTuple):
         nbytes: length of the value, below 4 GiB.
         position, parent, recompute_ns: from the value's header (see `header.Header`), zeros where there is none;
             ``recompute_ns`` at most 2**63 - 1.
-        written: Unix seconds of the write, so that recency outlives a restart.
+        written: Unix microseconds of the write, so that recency outlives a restart. No two writes of a tier have the
+            same, so that a file is never taken for one that was in its place before.
     """
 
     key: bytes
@@ -48,8 +49,8 @@ class Entry(NamedTuple):
     written: int
 
 
-def entry_of(key: bytes, views: list[memoryview], now: float) -> Entry:
-    """The entry of a value about to be written at Unix time ``now``."""
+def entry_of(key: bytes, views: list[memoryview], written: int) -> Entry:
+    """The entry of a value about to be written; see `Entry.written`."""
     start = b""
     for view in views:
         start += bytes(view[: HEADER_BYTES - len(start)])
@@ -59,8 +60,8 @@ def entry_of(key: bytes, views: list[memoryview], now: float) -> Entry:
     try:
         header = unpack_header(start)
     except HeaderError:
-        return Entry(key, nbytes, 0, 0, 0, int(now))
-    return Entry(key, nbytes, header.position, header.parent, min(header.recompute_ns, 2**63 - 1), int(now))
+        return Entry(key, nbytes, 0, 0, 0, written)
+    return Entry(key, nbytes, header.position, header.parent, min(header.recompute_ns, 2**63 - 1), written)
 
 
 def leaf_of(key: bytes) -> int:

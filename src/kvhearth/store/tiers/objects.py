@@ -118,17 +118,7 @@ class ObjectTier:
 
     def read_into(self, key: bytes, views: list[memoryview], deadline: float) -> bool:
         """See `Tier.read_into`."""
-        began = time.monotonic()
-        try:
-            nbytes = self._read(key, views, deadline)
-        except TierError as error:
-            self._counts.missed(error.reason.value)
-            return False
-        except FileError as error:
-            self._counts.missed(error.flaw.value)
-            return False
-        self._counts.read(nbytes, time.monotonic() - began)
-        return True
+        return self._counts.read_by(partial(self._read, key, views, deadline))
 
     def _read(self, key: bytes, views: list[memoryview], deadline: float) -> int:
         nbytes = self._known.sizes([key])[0]
@@ -163,21 +153,17 @@ class ObjectTier:
 
     def write(self, key: bytes, views: list[memoryview]) -> bool:
         """See `Tier.write`."""
-        began = time.monotonic()
+        return self._counts.written_by(partial(self._write, key, views, time.monotonic() + self._timeout_seconds))
+
+    def _write(self, key: bytes, views: list[memoryview], deadline: float) -> int:
         nbytes = sum(view.nbytes for view in views)
-        try:
-            if self._health.is_down:
-                raise TierError(Reason.DOWN, sick=False)
-            if not 0 < len(key) <= LONGEST_KEY_BYTES or nbytes > (self._max_bytes or _LARGEST_VALUE_BYTES):
-                raise TierError(Reason.TOO_LARGE, sick=False)
-            with self._writing.watch():
-                start = pack_start(key, views)
-                self._workers.run(partial(self._put, key, start, views), began + self._timeout_seconds)
-        except TierError as error:
-            self._counts.refused(error.reason.value)
-            return False
-        self._counts.written(nbytes, time.monotonic() - began)
-        return True
+        if self._health.is_down:
+            raise TierError(Reason.DOWN, sick=False)
+        if not 0 < len(key) <= LONGEST_KEY_BYTES or nbytes > (self._max_bytes or _LARGEST_VALUE_BYTES):
+            raise TierError(Reason.TOO_LARGE, sick=False)
+        with self._writing.watch():
+            self._workers.run(partial(self._put, key, pack_start(key, views), views), deadline)
+        return nbytes
 
     def _put(self, key: bytes, start: bytes, views: list[memoryview], call: Call[None]) -> None:
         with call.wanted():
