@@ -107,7 +107,7 @@ def main() -> None:
 
 def measure(bench: Bench, store: Store) -> dict[str, Any]:
     """Every scenario; one engine at a time, but for the throughput of several."""
-    rounds = 2 if bench.quick else 5
+    rounds = 5 if bench.quick else 10
     prompts, others = ([bench.prompts.new(PROMPT_TOKENS) for _ in range(PROMPTS)] for _ in range(2))
     ttft: dict[str, Ttft] = {}
     say("time to first token, computed, from HBM, and from the store over TCP")
@@ -120,9 +120,11 @@ def measure(bench: Bench, store: Store) -> dict[str, Any]:
         say("time to first token from the store over a unix socket")
         with bench.engine(transfer_config(SMALL_DRAM, store.unix, shared_memory=False)) as running:
             ttft["store_unix"] = restored_from_store(running, prompts, (cold, hbm), rounds)
-    say("time to first token from the store in shared memory and from DRAM, and preemption")
+    say("time to first token from the store in shared memory")
+    with bench.engine(transfer_config(SMALL_DRAM, store.unix)) as running:
+        ttft["store_shm"] = restored_from_store(running, prompts, (cold, hbm), rounds)
+    say("time to first token from DRAM, and preemption")
     with bench.engine(transfer_config(LARGE_DRAM, store.unix)) as running:
-        ttft["store_shm"] = restored_from_store(running, prompts, (cold, hbm), 1)  # then DRAM has them
         ttft["dram"] = restored_from_dram(running, others, store, rounds)
         preempted = preemption(bench, running, statistics.median(ttft["dram"].cold) / PROMPT_TOKENS)
     say("cost without pressure, admission lazy")

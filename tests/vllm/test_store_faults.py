@@ -44,6 +44,29 @@ def test_a_second_engine_takes_from_the_store_what_the_first_computed(store: Sto
         assert rig.stats["kvhearth_connector_get_bytes"] == CHUNKS * rig.tier._row_bytes
 
 
+def test_with_nothing_to_compute_the_store_is_read_in_the_step_that_asked(
+    store: StoreProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(store)
+    monkeypatch.setattr("kvhearth.connector.scheduler._IDLE_STEP_SECONDS", 10.0)
+    with Rig(store=store.address) as rig:
+        rig.submit("again", PROMPT)
+        rig.step()
+        assert rig.tier._jobs
+        rig.finish()
+
+
+def test_while_others_compute_no_answer_is_awaited(store: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(store)
+    with Rig(store=store.address) as rig:
+        rig.submit("running", tokens(2, BLOCK), output=200)
+        rig.step_until(lambda: any(request.num_output_tokens for request in rig.scheduler.running))
+        monkeypatch.setattr(rig.tier, "ask_at_once", lambda seconds: pytest.fail("the scheduler waited"))
+        rig.submit("again", PROMPT)
+        rig.step_until(lambda: rig.tier._jobs)
+        rig.finish()
+
+
 def test_store_dead_at_start(fake_store: Any) -> None:
     with Rig(store="127.0.0.1:1") as rig:
         assert rig.run("a", PROMPT) == 0

@@ -136,10 +136,10 @@ class Lookups:
             batch.promised.append(len(batch.keys) - 1)
         return None
 
-    def flush(self) -> None:
-        """The step ends: send what it asked."""
+    def flush(self) -> bool:
+        """Send what was asked since the last call; whether there was anything."""
         if not self._asking:
-            return
+            return False
         deadline = time.monotonic() + self._timeout_seconds
         fit: list[_Batch] = []
         with self._ready:
@@ -158,6 +158,7 @@ class Lookups:
             if request is not None and request.fresh is batch:
                 request.fresh = None
         self._asking = []
+        return True
 
     def set_missing(self, req_id: str, keys: Sequence[bytes]) -> None:
         """The request must not hope for these any more: they were promised and did not come."""

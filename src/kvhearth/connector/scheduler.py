@@ -18,6 +18,7 @@ from kvhearth.connector.stats import Deltas
 from kvhearth.connector.tier import StoreTier
 
 _IDLE_STEP_SECONDS = 0.001
+_LOADING_STEP_SECONDS = 0.004
 
 
 class HearthScheduler(OffloadingConnectorScheduler):
@@ -35,6 +36,7 @@ class HearthScheduler(OffloadingConnectorScheduler):
         self._deltas = deltas
         self._pool: Any = None
         self._handed_out: set[int] = set()
+        self._patience_seconds: float | None = None  # of this step; None: not looked at yet
         self.holdings: Any = None
         """`Holdings` to keep informed, if snapshots are wanted."""
         self._loras = LoraDigests()
@@ -79,15 +81,38 @@ class HearthScheduler(OffloadingConnectorScheduler):
             context = status.req_context
             context.set_state(self._tier.describe(request, context, lora, chains, self._chunk_tokens, self._chained))
 
+    def get_num_new_matched_tokens(self, request: Request, *args: Any, **kwargs: Any) -> tuple[int | None, bool]:
+        """As upstream. With nothing to compute, the store's answer is awaited for a moment: it takes less than the step
+        after which upstream would look again."""
+        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, *args, **kwargs)
+        if found[0] is None and self._tier is not None and self._awaited(self._tier):
+            found = super().get_num_new_matched_tokens(request, *args, **kwargs)
+        return found
+
+    def _awaited(self, tier: StoreTier) -> bool:
+        """Whether an answer came; the waits of one step add up to an idle step's length at most."""
+        if self._patience_seconds is None:
+            is_busy = any(status.req.status == RequestStatus.RUNNING for status in self._req_status.values())
+            self._patience_seconds = 0.0 if is_busy else _IDLE_STEP_SECONDS
+        if self._patience_seconds <= 0.0:
+            return False
+        started = time.monotonic()
+        came = tier.ask_at_once(self._patience_seconds)
+        self._patience_seconds -= time.monotonic() - started
+        return came
+
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         """As upstream. A step that computes nothing only waits for transfers: it gives way to the threads that make
         them, which would otherwise have to wring the interpreter from it."""
+        self._patience_seconds = None
         self._current_batch_allocated_block_ids |= self._handed_out
         self._handed_out = set()
         meta = super().build_connector_meta(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
             if self._tier is not None:
-                self._tier.wait_for_progress(_IDLE_STEP_SECONDS)
+                # The end of a load is told at once; that of a copy between HBM and DRAM shows in the next step only.
+                only_loads = self._tier.is_loading and not self._jobs
+                self._tier.wait_for_progress(_LOADING_STEP_SECONDS if only_loads else _IDLE_STEP_SECONDS)
             elif self._jobs:
                 time.sleep(_IDLE_STEP_SECONDS)
         return meta

@@ -164,6 +164,16 @@ class StoreTier(SecondaryTierManager):
         self._admission.has(facts.key_prefix + key)
         return LookupResult.HIT
 
+    def ask_at_once(self, seconds: float) -> bool:
+        """Send what was asked so far in this step, if anything; whether an answer came within ``seconds``."""
+        self._progress.clear()
+        return self._lookups.flush() and self._progress.wait(seconds)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the store is being read for a request."""
+        return self._transfers.is_loading
+
     # ---- jobs
 
     def submit_load(self, job_metadata: TransferJob) -> None:

@@ -20,7 +20,7 @@ from kvhearth.store.client.client import StoreClient
 from kvhearth.store.client.outcomes import GetResult, MissReason
 from kvhearth.store.ring.client import StoreRing
 
-_BATCH_BYTES = 16 << 20
+_BATCH_BYTES = 8 << 20
 _BATCH_CHUNKS = 64
 _YIELD_SECONDS = 0.1
 
@@ -128,6 +128,11 @@ class Transfers:
     def queued_put_bytes(self) -> int:
         """KV that waits to be put or is being put."""
         return (len(self._puts) + self._active_puts) * self._row_bytes
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load waits or is under way."""
+        return bool(self._loads or self._active_loads)
 
     def finished(self) -> list[Finished]:
         """Jobs that ended since the last call."""
