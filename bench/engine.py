@@ -21,9 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]  # has a vllm.py
-
-from kvhearth.engine import EngineConfig, EngineModel, EngineRequest, NoTransfers  # noqa: E402
+from kvhearth.engine import EngineConfig, EngineModel, EngineRequest, NoTransfers
 
 BLOCK_SIZE = 16
 RUNNING = 32

@@ -122,7 +122,7 @@ def one_stream(commands: list[tuple[list[bytes], bytes]], rng: random.Random) ->
     if damaged:
         data = _damaged(rng, data)
     reader = CommandReader(Stream(data, 1 + int(rng.random() * 200) if rng.random() < 0.3 else len(data)))
-    received = []
+    received: list[object] = []
     try:
         while len(received) < 64:
             if not reader.inline_ping():

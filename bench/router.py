@@ -22,7 +22,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import httptools
 import uvloop
@@ -43,7 +45,7 @@ class CannedEngine(asyncio.Protocol):
     MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
         self.parser = httptools.HttpRequestParser(self)
         self.url, self.body = b"", b""
 
@@ -98,7 +100,7 @@ class Load(asyncio.Protocol):
         self.received = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
         self.send()
 
     def send(self) -> None:
@@ -145,7 +147,7 @@ async def drive(port: int, requests: int, stream: bool, rng: random.Random) -> N
             fields = {"model": "m", "prompt": rng.choice(shared) + own, "max_tokens": 64, "stream": stream}
             bodies.append(json.dumps(fields, separators=(",", ":")).encode())
         done: asyncio.Future[None] = loop.create_future()
-        await loop.create_connection(lambda bodies=bodies, done=done: Load(bodies, done), "127.0.0.1", port)
+        await loop.create_connection(partial(Load, bodies, done), "127.0.0.1", port)
         waiting.append(done)
     await asyncio.gather(*waiting)
 
@@ -168,7 +170,7 @@ def wait_until_routing(port: int, process: subprocess.Popen[bytes]) -> None:
             uvloop.run(drive(port, CONNECTIONS, False, random.Random(0)))
             return
         time.sleep(0.1)
-    raise RuntimeError(f"{process.args} does not route")
+    raise RuntimeError(f"{process.args!r} does not route")
 
 
 @contextlib.contextmanager

@@ -119,7 +119,9 @@ def ask(address: str, items: int) -> dict[str, float]:
     expected = b"$%d\r\n%b\r\n" % (CHAIN, b"d" * CHAIN)
     for _ in range(ASKED // 10):
         first = choices.randrange(items // CHAIN) * CHAIN
-        question = encode_command(b"KV.MATCH", pack_keys([key_of(number) for number in range(first, first + CHAIN)]))
+        packed = pack_keys([key_of(number) for number in range(first, first + CHAIN)])
+        assert packed is not None
+        question = encode_command(b"KV.MATCH", packed)
         for _ in range(10):
             began = time.perf_counter()
             sock.sendall(question)

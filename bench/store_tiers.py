@@ -136,7 +136,7 @@ def fill(path: Path, files: int) -> None:
         key = key_of(number)
         header = Header(position=number % 64, parent=number * 7919, recompute_ns=5_000_000).sealed(key, row)
         views = [memoryview(header.pack()), memoryview(row)]
-        folder.publish(folder.write_aside(pack_start(key, views), views), entry_of(key, views, time.time()))
+        folder.publish(folder.write_aside(pack_start(key, views), views), entry_of(key, views, time.time_ns() // 1000))
     folder.close()
 
 

@@ -129,7 +129,6 @@ class Engine:
             cores = len(os.sched_getaffinity(0))
             env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(cores)}
         with log.open("wb") as out:
-            # cwd: `python -m` looks for modules there, and bench/vllm.py is not the vllm that is meant.
             self._process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=log.parent, start_new_session=True
             )

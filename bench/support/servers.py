@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from kvhearth.store.client.attachment import Attachment
@@ -134,7 +135,7 @@ def _filled(system: str, tcp: str, unix: str, pid: int, lookup: bytes) -> list[S
     sides = []
     for transport, text in (("tcp", tcp), ("unix", unix)):
         address = parse_address(text)
-        sides.append(Side(system, transport, lambda address=address: RespLane(address), pid, lookup))
+        sides.append(Side(system, transport, partial(RespLane, address), pid, lookup))
     fill(sides[0])
     wire = WireConnection(parse_address(tcp), deadline())
     for key in lookup_keys():

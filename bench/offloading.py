@@ -1,4 +1,4 @@
-"""What offloading does to real vLLM engines on this machine's CPUs:  python bench/vllm.py [--quick] [--python PYTHON]
+"""What offloading does to real vLLM engines on this machine's CPUs:  python bench/offloading.py [--quick] [--python P]
 
 A random 23 M-parameter Llama, a KV cache of 160 blocks of 32 tokens, and a store of our own as child processes:
 
@@ -97,7 +97,7 @@ def main() -> None:
     python = vllm_python(given.python)
     if python is None:
         print("skipped: no vLLM here; make its environment with tests/vllm/install.sh, or name one with --python")
-        print(json.dumps({"bench": "vllm", "skipped": "no vLLM"}))
+        print(json.dumps({"bench": "offloading", "skipped": "no vLLM"}))
         return
     with tempfile.TemporaryDirectory(prefix="kvhearth-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -317,7 +317,7 @@ def figures(
         return round(statistics.median(ttft[name].restored) / statistics.median(ttft[name].cold), 4)
 
     return {
-        "bench": "vllm",
+        "bench": "offloading",
         "ttft_ms": {
             "cold": milliseconds([*ttft["store_tcp"].cold, *ttft["dram"].cold]),
             "hbm": milliseconds([*ttft["store_tcp"].hbm, *ttft["dram"].hbm]),
