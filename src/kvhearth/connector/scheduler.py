@@ -18,7 +18,9 @@ from kvhearth.connector.stats import Deltas
 from kvhearth.connector.tier import StoreTier
 
 _IDLE_STEP_SECONDS = 0.001
-_LOADING_STEP_SECONDS = 0.004
+_LOADING_STEP_SECONDS = 0.01
+"""Of a step that has nothing to do but to await loads, which go on twice as fast while the scheduler leaves them the
+cores. Their end ends it; a request that comes meanwhile waits for no longer than this."""
 
 
 class HearthScheduler(OffloadingConnectorScheduler):
