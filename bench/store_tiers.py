@@ -57,7 +57,7 @@ def main() -> None:
         result["disk_gbps"] = throughput(tier, moved, rounds, threads=1, uncache=lambda: drop(Path(folder) / "disk"))
         tier.close()
         print(f"disk GB/s: {result['disk_gbps']}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="kvhearth-bench-") as folder, seaweed(Path(folder)) as server:
+    with tempfile.TemporaryDirectory(prefix="kvhearth-bench-") as folder, seaweed(Path(folder), volumes=128) as server:
         objects = ObjectTier(f"s3://{BUCKET}/bench", access=server.access, timeout_seconds=60)
         objects.start()
         result["s3_gbps"] = throughput(objects, moved, rounds // 3, threads=8, uncache=lambda: None)
