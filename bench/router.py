@@ -1,11 +1,15 @@
-"""CPU time that a router spends on a request: ours, and vllm-router (Rust) beside it when it is installed.
+"""CPU time that a router spends on a request: ours, and others beside it where they are installed.
 
-    python bench/router.py [--rounds 5] [--vllm-router PATH]
+    python bench/router.py [--rounds 5] [--vllm-router PATH] [--sglang-router PATH] [--production-stack PATH]
 
-A canned engine, a router and this load generator run as three processes on loopback. What is measured is the CPU time
-of the router process (all its threads, from /proc), which other load on the machine disturbs far less than elapsed
-time. Systems take turns within a round; the figures are medians over the rounds. `pip install vllm-router` into an
-environment of its own and pass the path of its script to compare. The last line is JSON.
+Canned engines, a router and this load generator run as processes of their own on loopback. What is measured is the CPU
+time of the router process (all its threads, from /proc), which other load on the machine disturbs far less than elapsed
+time; and, one request at a time, the p99 of what a router adds to a POST. Systems take turns within a round; the
+figures are medians over the rounds. The engines publish KV events for what they were asked, so that the policies that
+follow events have some to follow, and render prompts to token ids for who asks.
+
+`pip install vllm-router`, `pip install sglang-router`, or production-stack's own, each into an environment of its own,
+and pass the path of its script. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,19 +28,71 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import httptools
+import msgspec
 import uvloop
+import xxhash
+import zmq
 
+BLOCK_TOKENS = 16
+MOST_BLOCKS = 200_000
 CONNECTIONS = 8
 PROMPT_BYTES = 1800
 SSE_CHUNKS = 64
 DEADLINE_SECONDS = 30.0
 
 
+def token_ids(prompt: str) -> list[int]:
+    """As if four characters were a token."""
+    raw = prompt.encode()
+    return [int.from_bytes(raw[at : at + 4]) % 128_000 for at in range(0, len(raw), 4)]
+
+
+class Publisher:
+    """Tells on an event socket, as vLLM does, which blocks an engine holds since it saw a prompt."""
+
+    def __init__(self, port: int) -> None:
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
+        self.socket.bind(f"tcp://127.0.0.1:{port}")
+        self.known: set[int] = set()
+        self.batches = 0
+
+    def hold(self, ids: list[int]) -> None:
+        """The prompt's blocks are held from now on; one event has those that are new."""
+        hashes: list[int] = []
+        parent: int | None = None
+        first, at = parent, 0
+        for start in range(0, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            block = xxhash.xxh3_64_intdigest(repr((parent, ids[start : start + BLOCK_TOKENS])).encode())
+            if hashes or block not in self.known:
+                if not hashes:
+                    first, at = parent, start
+                hashes.append(block)
+            parent = block
+        if not hashes or len(self.known) > MOST_BLOCKS:
+            return
+        self.known.update(hashes)
+        event = {
+            "type": "BlockStored",
+            "block_hashes": hashes,
+            "parent_block_hash": first,
+            "token_ids": ids[at : at + len(hashes) * BLOCK_TOKENS],
+            "block_size": BLOCK_TOKENS,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+        }
+        payload = msgspec.msgpack.encode([time.time(), [event], 0])
+        self.socket.send_multipart([b"", self.batches.to_bytes(8, "big"), payload])
+        self.batches += 1
+
+
 class CannedEngine(asyncio.Protocol):
     """Answers at once: a completion of fixed bytes, or 64 events of a stream, each its own write."""
+
+    publisher: Publisher | None = None
 
     EVENT = b'data: {"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":" tok"}]}\n\n'
     COMPLETION = (
@@ -60,7 +116,15 @@ class CannedEngine(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         body, self.body = self.body, b""
-        if self.url.startswith(b"/v1/completions"):
+        if self.url.startswith((b"/tokenize", b"/v1/completions/render")):
+            ids = token_ids(msgspec.json.decode(body)["prompt"])
+            if self.url.startswith(b"/tokenize"):
+                page = msgspec.json.encode({"count": len(ids), "max_model_len": 8192, "tokens": ids})
+            else:
+                page = msgspec.json.encode([{"request_id": "r", "token_ids": ids}])
+        elif self.url.startswith(b"/v1/completions"):
+            if self.publisher is not None:
+                self.publisher.hold(token_ids(msgspec.json.decode(body)["prompt"]))
             if b'"stream":true' in body:
                 self.transport.write(
                     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -84,7 +148,8 @@ class CannedEngine(asyncio.Protocol):
         asyncio.get_running_loop().call_later(0.001, self.event, sent + 1)
 
 
-async def run_engine(port: int) -> None:
+async def run_engine(port: int, events: int) -> None:
+    CannedEngine.publisher = Publisher(events)
     server = await asyncio.get_running_loop().create_server(CannedEngine, "127.0.0.1", port)
     await server.serve_forever()
 
@@ -92,8 +157,9 @@ async def run_engine(port: int) -> None:
 class Load(asyncio.Protocol):
     """One keep-alive connection that sends its requests one after the other and checks every answer."""
 
-    def __init__(self, bodies: list[bytes], done: asyncio.Future[None]) -> None:
+    def __init__(self, bodies: list[bytes], done: asyncio.Future[None], took: list[float]) -> None:
         self.bodies = bodies
+        self.took = took
         self.done = done
         self.next = 0
         self.parser = httptools.HttpResponseParser(self)
@@ -106,6 +172,7 @@ class Load(asyncio.Protocol):
     def send(self) -> None:
         body = self.bodies[self.next]
         self.next += 1
+        self.sent_at = time.perf_counter()
         self.transport.write(
             b"POST /v1/completions HTTP/1.1\r\nhost: router\r\nuser-agent: bench\r\naccept: application/json\r\n"
             b"authorization: Bearer none\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -128,6 +195,7 @@ class Load(asyncio.Protocol):
             self.done.set_exception(RuntimeError(f"status {self.parser.get_status_code()}, {self.received} bytes"))
             return
         self.received = 0
+        self.took.append(time.perf_counter() - self.sent_at)
         if self.next < len(self.bodies):
             self.send()
         else:
@@ -135,21 +203,24 @@ class Load(asyncio.Protocol):
             self.transport.close()
 
 
-async def drive(port: int, requests: int, stream: bool, rng: random.Random) -> None:
-    """Send ``requests`` over the connections: conversations of a shared 1 kB beginning and an end of their own."""
+async def drive(port: int, requests: int, stream: bool, rng: random.Random, connections: int = CONNECTIONS) -> float:
+    """Send ``requests`` over the connections: conversations of a shared 1 kB beginning and an end of their own. Returns
+    the p99 of the times to a whole answer, in seconds."""
     loop = asyncio.get_running_loop()
     shared = [rng.randbytes(512).hex() for _ in range(16)]
-    waiting = []
-    for _ in range(CONNECTIONS):
+    waiting: list[asyncio.Future[None]] = []
+    took: list[float] = []
+    for _ in range(connections):
         bodies = []
-        for _ in range(requests // CONNECTIONS):
+        for _ in range(requests // connections):
             own = rng.randbytes((PROMPT_BYTES - 1024) // 2).hex()
             fields = {"model": "m", "prompt": rng.choice(shared) + own, "max_tokens": 64, "stream": stream}
             bodies.append(json.dumps(fields, separators=(",", ":")).encode())
         done: asyncio.Future[None] = loop.create_future()
-        await loop.create_connection(partial(Load, bodies, done), "127.0.0.1", port)
+        await loop.create_connection(partial(Load, bodies, done, took), "127.0.0.1", port)
         waiting.append(done)
     await asyncio.gather(*waiting)
+    return sorted(took)[int(0.99 * len(took))]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -186,48 +257,116 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def measure(command: list[str], port: int, posts: int, streams: int) -> tuple[float, float]:
-    """Microseconds of router CPU a POST and a stream."""
-    with running(command) as process:
-        wait_until_routing(port, process)
-        uvloop.run(drive(port, 400, False, random.Random(1)))
-        figures = []
+class Figures(NamedTuple):
+    """Microseconds: of router CPU a POST and a stream, and of the 99th percentile of a POST one at a time."""
+
+    post_us: float
+    stream_us: float
+    p99_us: float
+
+
+class Setting(NamedTuple):
+    """What every router is told: the engines, and where each publishes its events."""
+
+    urls: list[str]
+    events: list[int]
+
+
+class System(NamedTuple):
+    """A router with a policy, and how it is started."""
+
+    name: str
+    command: list[str]
+    port: int
+
+
+def measure(system: System, posts: int, streams: int) -> Figures:
+    """One round of one system."""
+    with running(system.command) as process:
+        wait_until_routing(system.port, process)
+        uvloop.run(drive(system.port, 400, False, random.Random(1)))
+        found = []
         for count, stream in ((posts, False), (streams, True)):
             before = cpu_seconds(process.pid)
-            uvloop.run(drive(port, count, stream, random.Random(2)))
-            figures.append((cpu_seconds(process.pid) - before) / count * 1e6)
-        return figures[0], figures[1]
+            uvloop.run(drive(system.port, count, stream, random.Random(2)))
+            found.append((cpu_seconds(process.pid) - before) / count * 1e6)
+        p99 = uvloop.run(drive(system.port, max(200, posts // 8), False, random.Random(3), connections=1))
+        return Figures(found[0], found[1], p99 * 1e6)
 
 
-def systems(engine_ports: list[int], vllm_router: Path | None) -> dict[str, tuple[list[str], int]]:
-    """Name → (command, port) of what is compared."""
-    urls = [f"http://127.0.0.1:{port}" for port in engine_ports]
-    ours = "from kvhearth.cli.router import app; app()"
-    found: dict[str, tuple[list[str], int]] = {}
-    for policy in ("prefix", "round-robin"):
-        port = free_port()
-        engines = [word for url in urls for word in ("--engine", url)]
-        listen = ["--listen", f"127.0.0.1:{port}", "--policy", policy]
-        found[f"kvhearth {policy}"] = ([sys.executable, "-c", ours, "serve", *listen, *engines], port)
-    if vllm_router is None or not vllm_router.exists():
-        print(
-            f"skipped vllm-router: {vllm_router or 'no path given'} (pip install vllm-router, then --vllm-router PATH)"
-        )
-        return found
-    for policy in ("cache_aware", "round_robin"):
-        port = free_port()
-        options = [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--prometheus-port",
-            str(free_port()),
-            "--policy",
-            policy,
-        ]
-        found[f"vllm-router {policy}"] = ([str(vllm_router), *options, "--worker-urls", *urls], port)
+def ours(at: Setting, policy: str) -> System:
+    port = free_port()
+    words = ["--listen", f"127.0.0.1:{port}", "--policy", policy]
+    for number, url in enumerate(at.urls):
+        words += ["--engine", f"e{number}={url}"]
+        if policy == "kv-aware":
+            words += ["--kv-events", f"e{number}=tcp://127.0.0.1:{at.events[number]}"]
+    code = "from kvhearth.cli.router import app; app()"
+    return System(f"kvhearth {policy}", [sys.executable, "-c", code, "serve", *words], port)
+
+
+def vllm_router(at: Setting, script: str, policy: str) -> System:
+    port = free_port()
+    words = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()), "--policy", policy]
+    words += ["--worker-urls", *at.urls]
+    if policy == "kv_aware":
+        for url, events in zip(at.urls, at.events, strict=True):
+            words += ["--kv-event-source", f"{url}=tcp://127.0.0.1:{events}"]
+        words += ["--kv-event-block-size", str(BLOCK_TOKENS), "--kv-event-model", "m"]
+    return System(f"vllm-router {policy}", [script, *words], port)
+
+
+def sglang_router(at: Setting, script: str) -> System:
+    port = free_port()
+    words = ["launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    return System(
+        "sglang-router round_robin", [script, *words, "--policy", "round_robin", "--worker-urls", *at.urls], port
+    )
+
+
+def production_stack(at: Setting, script: str) -> System:
+    port = free_port()
+    words = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--service-discovery",
+        "static",
+        "--routing-logic",
+        "roundrobin",
+    ]
+    words += ["--static-backends", ",".join(at.urls), "--static-models", ",".join("m" for _ in at.urls)]
+    return System("production-stack roundrobin", [script, *words], port)
+
+
+def systems(at: Setting, options: argparse.Namespace) -> list[System]:
+    """What is compared: ours, and whoever is there."""
+    found = [ours(at, policy) for policy in ("round-robin", "prefix")]
+    if options.vllm_router:
+        found += [vllm_router(at, options.vllm_router, policy) for policy in ("round_robin", "cache_aware", "kv_aware")]
+    if options.sglang_router:
+        found.append(sglang_router(at, options.sglang_router))
+    if options.production_stack:
+        found.append(production_stack(at, options.production_stack))
+    for name in ("vllm_router", "sglang_router", "production_stack"):
+        if not getattr(options, name):
+            print(f"skipped {name.replace('_', '-')}: give the path of its script with --{name.replace('_', '-')}")
     return found
+
+
+TARGETS = (
+    ("kvhearth round-robin", "vllm-router round_robin", "post_us", 1.0),
+    ("kvhearth prefix", "vllm-router cache_aware", "post_us", 0.6),
+    ("kvhearth kv-aware", "vllm-router kv_aware", "post_us", 1.0),
+    ("kvhearth round-robin", "sglang-router round_robin", "post_us", 0.6),
+    ("kvhearth round-robin", "production-stack roundrobin", "post_us", 0.1),
+    ("kvhearth round-robin", "vllm-router round_robin", "stream_us", 0.8),
+    ("kvhearth round-robin", "vllm-router round_robin", "p99_us", 1.0),
+    ("kvhearth prefix", "vllm-router cache_aware", "p99_us", 1.0),
+    ("kvhearth kv-aware", "vllm-router kv_aware", "p99_us", 1.0),
+)
+"""Whom we compare which of ours with, in what, and how many times theirs it may be."""
 
 
 def main() -> None:
@@ -236,35 +375,56 @@ def main() -> None:
     parser.add_argument("--posts", type=int, default=8000)
     parser.add_argument("--streams", type=int, default=400)
     parser.add_argument("--quick", action="store_true", help="3 rounds of 2,000 posts and 100 streams")
-    parser.add_argument("--vllm-router", type=Path, default=os.environ.get("VLLM_ROUTER"))
-    parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
+    for name in ("vllm-router", "sglang-router", "production-stack"):
+        variable = name.replace("-", "_").upper()
+        parser.add_argument(f"--{name}", metavar="PATH", default=os.environ.get(variable), help=f"script of {name}")
+    parser.add_argument("--engine", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.posts, options.streams = 3, 2000, 100
     if options.engine:
-        uvloop.run(run_engine(options.engine))
+        uvloop.run(run_engine(*options.engine))
         return
-    ports = [free_port(), free_port()]
-    results: dict[str, list[tuple[float, float]]] = {}
+    results: dict[str, list[Figures]] = {}
     with contextlib.ExitStack() as stack:
-        for port in ports:
-            stack.enter_context(running([sys.executable, __file__, "--engine", str(port)]))
-        compared = systems(ports, options.vllm_router and Path(options.vllm_router))
+        pairs = [(free_port(), free_port()) for _ in range(2)]
+        for port, events in pairs:
+            stack.enter_context(running([sys.executable, __file__, "--engine", str(port), str(events)]))
+        setting = Setting([f"http://127.0.0.1:{port}" for port, _ in pairs], [events for _, events in pairs])
+        compared = systems(setting, options)
         for number in range(options.rounds):
-            for name, (command, port) in compared.items():
-                figures = measure(command, port, options.posts, options.streams)
-                results.setdefault(name, []).append(figures)
+            for system in compared:
+                found = measure(system, options.posts, options.streams)
+                results.setdefault(system.name, []).append(found)
                 print(
-                    f"round {number + 1}  {name:24} {figures[0]:7.1f} µs a POST {figures[1]:8.0f} µs a stream",
+                    f"round {number + 1}  {system.name:28} {found.post_us:7.1f} µs a POST {found.stream_us:8.0f} µs a "
+                    f"stream  p99 {found.p99_us:7.0f} µs",
                     flush=True,
                 )
+    report(results)
+
+
+def report(results: dict[str, list[Figures]]) -> None:
+    """Medians, ratios to what we compare ourselves with, and the JSON line. A ratio is the median over the rounds of
+    that round's, for systems that took turns."""
+    print("\nmedians")
+    for name, rounds in results.items():
+        post, stream, p99 = (statistics.median(column) for column in zip(*rounds, strict=True))
+        print(f"{name:28} {post:7.1f} µs a POST {stream:8.0f} µs a stream  p99 {p99:7.0f} µs")
+    ratios = {}
+    for mine, theirs, figure, most in TARGETS:
+        if theirs in results:
+            pairs = zip(results[mine], results[theirs], strict=True)
+            ratio = statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
+            ratios[f"{mine} / {theirs}, {figure}"] = round(ratio, 3)
+            print(f"{mine} / {theirs}, {figure}: {ratio:.2f} (target: at most {most})")
     medians = {
-        name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in results.items()
+        name: {
+            field: round(statistics.median(getattr(found, field) for found in rounds), 1) for field in Figures._fields
+        }
+        for name, rounds in results.items()
     }
-    base = medians["kvhearth prefix"]
-    for name, (post, stream) in medians.items():
-        print(f"{name:24} {post:7.1f} ({post / base[0]:.2f}x)  {stream:8.0f} ({stream / base[1]:.2f}x)")
-    print(json.dumps({name: {"post_us": round(post, 1), "stream_us": round(s)} for name, (post, s) in medians.items()}))
+    print(json.dumps({"bench": "router", "medians": medians, "ratio": ratios}))
 
 
 if __name__ == "__main__":

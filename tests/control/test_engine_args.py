@@ -24,7 +24,8 @@ def port(command: Any) -> str:
 def test_each_pool_has_ports_of_its_own() -> None:
     first, second = pool_commands(stack({"replicas": 3}, {"vllm": {"kv_events": True}}), where="f")
     assert (port(first), port(second)) == ("8001", "8004")
-    assert "tcp://127.0.0.1:5563" in str(second.command.argv)
+    assert "tcp://127.0.0.1:5560" in str(second.command.argv)
+    assert "-3.zmq" in str(second.command.argv)
     assert first.notes == (
         "pool p0: vLLM 0.32 (runs in the tests, assumed: set vllm.version), offload mode none",
         "3 replicas: run it so often; on one machine give each its own --port",

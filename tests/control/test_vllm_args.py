@@ -130,12 +130,12 @@ def test_mode_shared_adds_the_store_behind_dram() -> None:
 
 
 def test_events_and_the_snapshot_are_told_where_to_listen() -> None:
-    at = EngineAddresses("127.0.0.1:1", None, "127.0.0.1:5557", "127.0.0.1:5558", "127.0.0.1:8101")
+    at = EngineAddresses("127.0.0.1:1", None, "ipc:///run/e.zmq", "127.0.0.1:5558", "127.0.0.1:8101")
     command = vllm_command(pool(offload={"mode": "native"}), at)
     assert json.loads(flags(command)["--kv-events-config"]) == {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": "tcp://127.0.0.1:5557",
+        "endpoint": "ipc:///run/e.zmq",
         "replay_endpoint": "tcp://127.0.0.1:5558",
     }
     assert transfer(command)["kv_connector_extra_config"]["snapshot_listen"] == "127.0.0.1:8101"

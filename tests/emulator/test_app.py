@@ -126,6 +126,31 @@ def test_tokenize_and_detokenize_are_each_others_reverse(engine) -> None:
 
 
 @pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True},
+    ],
+)
+def test_tokenize_gives_the_tokens_that_the_chat_endpoint_counts(engine, shape: dict[str, bool]) -> None:
+    messages = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "well"}]
+    body = {"model": "llama-3.1-8b", "messages": messages, **shape}
+    told = engine.http.post("/tokenize", json=body).json()
+    answer = engine.http.post("/v1/chat/completions", json={**body, "max_tokens": 1}).json()
+    assert answer["usage"]["prompt_tokens"] == told["count"]
+    text = engine.http.post("/detokenize", json={"tokens": told["tokens"]}).json()["prompt"]
+    assert text.endswith("<|assistant|>") == (not shape)
+    assert text.endswith("well") == ("continue_final_message" in shape)
+
+
+def test_a_message_cannot_be_continued_and_answered_at_once(engine) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "continue_final_message": True}
+    for path in ("/tokenize", "/v1/chat/completions"):
+        assert engine.http.post(path, json=body).json()["error"]["param"] == "continue_final_message"
+
+
+@pytest.mark.parametrize(
     ("change", "status", "param"),
     [
         ({"model": "gpt-4"}, 404, "model"),

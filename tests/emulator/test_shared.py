@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvhearth.emulator.store_io import StoreIo
+from kvhearth.emulator.store_io import StoreIo, store_key
 from kvhearth.engine import OffloadMode
 from kvhearth.engine.tokens import block_hashes, encode
 from kvhearth.store.client.client import Put, StoreClient
@@ -66,7 +66,7 @@ def test_real_bytes_move_scaled_down_by_the_stated_factor(start, eventually, sto
     assert engine.metric("kvhearth_emulator_store_payload_bytes_total", kind="put") == state["put_bytes"]
     client = StoreClient(f"unix:{store}")
     namespace = engine.emulator.shape.namespace
-    keys = [f"{namespace}{value:016x}".encode() for value in block_hashes(encode(PROMPT), 16)[3::4]]
+    keys = [store_key(namespace, value) for value in block_hashes(encode(PROMPT), 16)[3::4]]
     assert client.match(keys) == CHUNKS
     assert client.get_into(keys[0], bytearray(chunk_bytes)).nbytes == chunk_bytes // 4096
     client.close()
@@ -107,7 +107,7 @@ def test_a_killed_store_costs_hits_not_answers_and_heals(start, eventually, tmp_
 def test_wrong_bytes_in_the_store_are_seen_and_never_used(start, store) -> None:
     engine = start(store=f"unix:{store}", **SHARED)
     shape = engine.emulator.shape
-    keys = [f"{shape.namespace}{value:016x}".encode() for value in block_hashes(encode(PROMPT), 16)[3::4]]
+    keys = [store_key(shape.namespace, value) for value in block_hashes(encode(PROMPT), 16)[3::4]]
     client = StoreClient(f"unix:{store}")
     row = b"\0" * shape.payload_bytes
     assert all(result.stored for result in client.put_many([Put(key, Header(len(row)), row) for key in keys]))

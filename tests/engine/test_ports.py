@@ -10,7 +10,7 @@ import pytest
 from kvhearth.emulator.transfers import EngineTransfers
 from kvhearth.engine.links import ModelledLinks
 from kvhearth.engine.ports import Job, JobDone, JobKind, Transfers
-from kvhearth.planner.cluster import VirtualStore, VirtualTransfers
+from kvhearth.planner.virtual import VirtualStore, VirtualTransfers
 
 
 class Port(Protocol):

@@ -51,6 +51,7 @@ class ScriptedEngine:
         self.models = models
         self.health_status = 200
         self.health_delay_seconds = 0.0
+        self.page = b""
         self.behave: Behave = reply()
         self.requests: list[Received] = []
         self.probes = 0
@@ -117,6 +118,8 @@ class ScriptedEngine:
         await asyncio.sleep(self.health_delay_seconds)
         if b" /v1/models " in head:
             status, body = 200, json.dumps({"object": "list", "data": [{"id": m} for m in self.models]}).encode()
+        elif b" /metrics " in head:
+            body = self.page
         writer.write(b"HTTP/1.1 %d x\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
         await writer.drain()
 

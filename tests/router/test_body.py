@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvhearth.router.body import MAX_PARTS, MAX_VALUES, NON_TEXT_PART_TOKENS, BadBody, Routable, read_body
+from kvhearth.router.body import (
+    MAX_PARTS,
+    MAX_VALUES,
+    NON_TEXT_PART_TOKENS,
+    BadBody,
+    Routable,
+    read_body,
+    read_fields,
+    routable_of,
+    session_of,
+    with_model,
+)
 
 JSON = b"application/json"
 
@@ -176,3 +187,38 @@ def test_a_body_of_more_values_than_can_be_read_in_good_time_is_refused(value):
 
 def test_a_prompt_of_a_million_token_ids_is_read():
     assert read_or_refuse(b'{"prompt":[' + b"7," * 1_000_000 + b"7]}", JSON).tokens == 1_000_001
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = ["model", "cache_salt", "user", "prompt_cache_key", "tools", "system", "messages", "prompt", "input", "x"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=6))
+def test_a_body_read_whole_says_the_same_as_one_read_for_routing(fields):
+    body = json.dumps(fields).encode()
+    try:
+        expected: Routable | str = read_body(body, JSON)
+    except BadBody:
+        expected = "bad"
+    try:
+        got: Routable | str = routable_of(read_fields(body))
+    except BadBody:
+        got = "bad"
+    assert got == expected
+    if isinstance(expected, Routable):
+        assert session_of(fields) == expected.session
+
+
+@given(st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=6), st.text(min_size=1, max_size=8))
+def test_another_model_leaves_all_else_as_it_was(fields, model):
+    body = json.dumps({**fields, "model": "old"}).encode()
+    assert json.loads(with_model(body, JSON, model)) == {**fields, "model": model}
+
+
+def test_anthropics_system_prompt_comes_before_its_messages():
+    messages = [{"role": "user", "content": "hello"}]
+    assert read(model="m", messages=messages, system="be kind").content.startswith(b"be kind")

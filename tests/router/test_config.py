@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 
 from kvhearth.errors import UserError
-from kvhearth.router.config import HealthChecks, Limits, RouterConfig, Timeouts, parse_engine_url, parse_listen
+from kvhearth.router.config import (
+    EventSource,
+    HealthChecks,
+    KvSettings,
+    Limits,
+    RouterConfig,
+    Timeouts,
+    parse_engine_url,
+    parse_listen,
+)
 from kvhearth.routing.policies.prefix import PrefixSettings
 
 ENGINE = ("e0", "http://127.0.0.1:8001")
+EVENTS = EventSource("tcp://127.0.0.1:5557")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +32,15 @@ ENGINE = ("e0", "http://127.0.0.1:8001")
         ({"engines": [("e", "127.0.0.1:1")]}, "engine e: "),
         ({"engines": [("e", "http://h:99999")]}, "engine e: 'http://h:99999' is not a URL"),
         ({"engines": [("e", "http://h:1/v1")]}, "has more than host and port; use http://host:port"),
-        ({"policy": "magic"}, "policy: unknown policy 'magic'; use one of least-loaded, prefix, round-robin"),
+        ({"policy": "magic"}, "policy: unknown policy 'magic'; use one of kv-aware, least-loaded, prefix"),
+        ({"policy": "kv-aware"}, "policy: kv-aware needs the engines' KV events"),
+        ({"aliases": {"gpt-4": ""}}, "alias: 'gpt-4' means ''; give name=model"),
+        ({"aliases": {"a": "b", "b": "c"}}, "no alias of an alias"),
+        ({"data_parallel": {"e1": 2}}, "data parallel: there is no engine 'e1'; name one of e0"),
+        ({"data_parallel": {"e0": 0}}, "data parallel, e0: 0 ranks; use 1 up to 1024"),
+        ({"session_header": "a b"}, "session header: 'a b' cannot name a header"),
+        ({"decisions_kept": 0}, "decisions kept: 0; use 1 up to 10000"),
+        ({"kv": KvSettings(events={"e1": EVENTS})}, "kv events: there is no engine 'e1'; name one of e0"),
         ({"listen_port": 70000}, "listen: port 70000 does not exist"),
         ({"limits": Limits(max_body_bytes=0)}, "limits.max_body_bytes: 0 is not positive"),
         ({"timeouts": Timeouts(idle_seconds=-1)}, "timeouts.idle_seconds: -1 is not positive"),
@@ -70,3 +88,33 @@ def test_prefix_settings_out_of_range_are_named(setting):
     [name] = setting
     with pytest.raises(UserError, match=f"policy prefix, {name}"):
         PrefixSettings(**setting)
+
+
+def test_the_policy_is_kv_aware_where_engines_tell_their_events_else_prefix():
+    assert RouterConfig(engines=[ENGINE]).policy_name == "prefix"
+    told = KvSettings(events={"e0": EVENTS})
+    assert RouterConfig(engines=[ENGINE], kv=told).policy_name == "kv-aware"
+    assert RouterConfig(engines=[ENGINE], kv=told, policy="session").policy_name == "session"
+
+
+def test_the_snapshots_token_is_not_shown():
+    config = RouterConfig(engines=[ENGINE], kv=KvSettings(events={"e0": EVENTS}, snapshot_token="sk-secret"))
+    assert "sk-secret" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"events": {"e0": EventSource("127.0.0.1:1")}}, "kv events, e0: '127.0.0.1:1' is not a ZeroMQ address"),
+        ({"events": {"e0": EventSource("tcp://h:99999")}}, "kv events, e0: 'h:99999' is not host:port"),
+        ({"events": {"e0": EventSource("")}}, "kv events, e0: no address; use tcp://host:port"),
+        ({"events": {"e0": EventSource("tcp://h:1", snapshot="h")}}, "kv events, e0: 'h' is not host:port"),
+        ({"index_bytes": 0}, "kv.index_bytes: 0 is not positive"),
+        ({"block_tokens": -1}, "kv.block_tokens: -1 tokens"),
+        ({"gpu": "H100"}, "cost model: gpu without model"),
+    ],
+)
+def test_bad_settings_of_kv_aware_are_named(settings, said):
+    with pytest.raises(UserError) as caught:
+        KvSettings(**settings)
+    assert said in str(caught.value)

@@ -76,6 +76,7 @@ def test_response_headers_are_the_engines_without_those_of_the_hop_and_with_one_
         ("Set-Cookie", "b=2"),
         ("server", "kvhearth"),
         ("x-kvhearth-engine", "e0"),
+        ("x-kvhearth-decision", "1"),
         ("content-length", "11"),
     ]
 

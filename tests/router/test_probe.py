@@ -10,8 +10,8 @@ import json
 import pytest
 
 from kvhearth.router.config import HealthChecks
-from kvhearth.router.engines import Fleet
-from kvhearth.router.probe import Probe, ProbeFailed
+from kvhearth.router.engines import Engine, Fleet
+from kvhearth.router.probe import LoadProbe, Probe, ProbeFailed, read_load
 
 CHECKS = HealthChecks(interval_seconds=1000, deadline_seconds=0.2, failures_to_down=3, models_every=2)
 
@@ -36,7 +36,7 @@ def test_an_engine_is_up_once_it_answers_and_its_models_are_known(lab):
     assert watched.fleet.serving("a") is None
     assert not watched.fleet.fully_known()
     assert watched.check()
-    assert watched.fleet.serving("a") == [watched.engine]
+    assert watched.fleet.serving("a") == watched.engine.targets
     assert watched.fleet.models() == ["a", "b"] or set(watched.fleet.models()) == {"a", "b"}
     assert watched.fleet.fully_known()
 
@@ -83,7 +83,7 @@ def test_models_that_come_and_go_are_noticed(lab):
     engine.models = ("base", "adapter")
     for _ in range(2):
         watched.check()
-    assert watched.fleet.serving("adapter") == [watched.engine]
+    assert watched.fleet.serving("adapter") == watched.engine.targets
 
 
 @pytest.mark.parametrize("page", [b"", b"{}", b'{"data": [{"id": 5}]}', b'{"data": 3}', b"[]", b"\xff", b"[" * 100_000])
@@ -123,3 +123,41 @@ def test_the_cards_of_models_are_kept_as_they_are(lab):
     router = lab.router(engine)
     status, _, body = router.wire().get("/v1/models")
     assert (status, json.loads(body)["data"]) == (200, [{"id": "a"}])
+
+
+# An engine's own load
+
+PAGE = b"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 5.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 1e1
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 99
+"""
+
+
+def test_load_is_read_for_each_rank():
+    assert read_load(PAGE) == {"0": (3, 2), "1": (5, 10)}
+    assert read_load(b"vllm:num_requests_running 4\n") == {"0": (4, 0)}
+    assert read_load(b'vllm:num_requests_running{model_name="a"} NaN\nvllm:num_requests_waiting 1\n') == {"0": (0, 1)}
+    for page in (b"", b"# nothing\n", b"vllm:num_requests_running_total 4\n"):
+        with pytest.raises(ProbeFailed, match="num_requests_running"):
+            read_load(page)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_engines_own_load_is_seen_until_it_tells_no_more(lab, ranks):
+    scripted = lab.engine()
+    scripted.page = PAGE
+    engine = Engine("e0", scripted.url, ranks)
+    failed = []
+    probe = LoadProbe(engine, CHECKS, None, failed.append)
+    lab.engines_loop.run(probe.read())
+    views = [target.view() for target in engine.targets]
+    assert [(view.running, view.waiting) for view in views] == ([(8, 12)] if ranks == 1 else [(3, 2), (5, 10)])
+    scripted.health_status = 500
+    for _ in range(CHECKS.failures_to_down):
+        assert engine.targets[0].view().running
+        lab.engines_loop.run(probe.read())
+    assert failed == ["e0"] * CHECKS.failures_to_down
+    assert [target.view().running for target in engine.targets] == [0] * ranks

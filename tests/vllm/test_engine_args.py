@@ -59,7 +59,7 @@ def test_every_mode_is_read_back_as_it_was_meant(mode: str, python: str | None, 
     assert engine.enable_prefix_caching is True
     assert args.enable_prompt_tokens_details is True
     assert engine.kv_events_config.enable_kv_cache_events is True
-    assert engine.kv_events_config.endpoint == "tcp://127.0.0.1:5557"
+    assert engine.kv_events_config.endpoint.startswith("ipc:///")  # vLLM connects to tcp://127.0.0.1
     transfer = engine.kv_transfer_config
     if mode == "none":
         assert transfer is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import closing
 from enum import Enum
 from pathlib import Path
@@ -75,6 +76,15 @@ def serve(
     store_deadline_seconds: Annotated[float, typer.Option(help="For each call of the store, of the wall clock.")] = 1.0,
     time_scale: Annotated[float, typer.Option(help="Emulated seconds in one second of the wall clock.")] = 1.0,
     stream_interval: Annotated[int, typer.Option(help="Tokens a streamed piece, after the first token.")] = 1,
+    data_parallel_size: Annotated[int, typer.Option(help="Ranks behind the port, each an engine of its own.")] = 1,
+    lora_modules: Annotated[list[str] | None, typer.Option(help="NAME=PATH of an adapter; may be repeated.")] = None,
+    kv_events_config: Annotated[str | None, typer.Option(help="KV events over ZeroMQ: JSON as vLLM takes it.")] = None,
+    self_describing_kv_events: Annotated[
+        bool, typer.Option("--self-describing-kv-events", help="Events of DRAM and the store tell blocks and tokens.")
+    ] = False,
+    prefix_caching_hash_algo: Annotated[
+        str | None, typer.Option(help="vLLM's block hashes, such as sha256_cbor; seeded by PYTHONHASHSEED.")
+    ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help=f"File with the API key that clients must send; or set {EMULATOR_KEY_VARIABLE}.")
     ] = None,
@@ -86,6 +96,7 @@ def serve(
     Example: kvhearth emulator serve --model llama-3.1-8b --gpu h100 --port 8001 --num-gpu-blocks-override 4000
     """
     from kvhearth.emulator.config import EmulatorConfig
+    from kvhearth.emulator.publisher import parse_kv_events_config
     from kvhearth.emulator.serve import Emulator
 
     address = parse_address(listen if port is None else f"127.0.0.1:{port}", where="listen")
@@ -116,6 +127,12 @@ def serve(
         store_deadline_seconds=store_deadline_seconds,
         time_scale=time_scale,
         stream_interval=stream_interval,
+        data_parallel_size=data_parallel_size,
+        lora_modules=tuple((name, path) for name, _, path in (item.partition("=") for item in lora_modules or ())),
+        kv_events=None if kv_events_config is None else parse_kv_events_config(kv_events_config),
+        self_describing_kv_events=self_describing_kv_events,
+        prefix_caching_hash_algo=prefix_caching_hash_algo,
+        hash_seed=os.environ.get("PYTHONHASHSEED"),
         api_key=read_secret(api_key_file, EMULATOR_KEY_VARIABLE, option="--api-key-file"),
     )
     if config.store is not None and not store_may_be_down:

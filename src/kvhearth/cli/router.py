@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvhearth.cli.secrets import ROUTER_KEY_VARIABLE, read_secret
+from kvhearth.errors import UserError
 from kvhearth.routing.policies.prefix import PrefixSettings
 from kvhearth.routing.registry import POLICY_NAMES
+from kvhearth.units import parse_bytes
+
+if TYPE_CHECKING:
+    from kvhearth.router.config import EventSource
+
+SNAPSHOT_VARIABLE = "KVHEARTH_SNAPSHOT_TOKEN"
 
 app = typer.Typer(help="OpenAI-compatible front door to several engines.", no_args_is_help=True)
 
@@ -29,7 +37,43 @@ def serve(
         list[str], typer.Option(help="An engine: http://host:port or name=http://host:port. Repeatable.")
     ],
     listen: Annotated[str, typer.Option(help="host:port; port 0 takes a free one.")] = "127.0.0.1:8000",
-    policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICY_NAMES)}.")] = "prefix",
+    policy: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(POLICY_NAMES)}.", show_default="kv-aware with --kv-events, else prefix"),
+    ] = None,
+    alias: Annotated[list[str] | None, typer.Option(help="A further name of a model: alias=model. Repeatable.")] = None,
+    data_parallel: Annotated[
+        list[str] | None,
+        typer.Option(help="Data-parallel ranks of an engine, each routed to on its own: name=ranks. Repeatable."),
+    ] = None,
+    session_header: Annotated[
+        str, typer.Option(help="Policy session: the header whose value keeps requests together.")
+    ] = "x-session-id",
+    kv_events: Annotated[
+        list[str] | None,
+        typer.Option(help="Where an engine publishes its KV events: name=tcp://host:port. Repeatable."),
+    ] = None,
+    kv_replay: Annotated[
+        list[str] | None, typer.Option(help="Where it replays them: name=tcp://host:port. Repeatable.")
+    ] = None,
+    kv_snapshot: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Where it tells what it holds: name=host:port; the token is in {SNAPSHOT_VARIABLE}."),
+    ] = None,
+    store: Annotated[str, typer.Option(help="Address of the shared store, whose feed says what it holds.")] = "",
+    tokenizer: Annotated[
+        str, typer.Option(help="Directory of the model's tokenizer; without one the engines are asked for token ids.")
+    ] = "",
+    block_size: Annotated[
+        int, typer.Option(help="Tokens of the engines' KV blocks; 0 takes what their events say.")
+    ] = 0,
+    index_size: Annotated[str, typer.Option(help="Most memory of the KV index, as 512MiB.")] = "512MiB",
+    gpu: Annotated[
+        str, typer.Option(help="Policy kv-aware: the engines' GPU, for the cost model; without it a rate is learned.")
+    ] = "",
+    cost_model: Annotated[str, typer.Option(help="Policy kv-aware: the model in the catalog, with --gpu.")] = "",
+    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs of one engine, with --gpu.")] = 1,
+    decisions_kept: Annotated[int, typer.Option(help="Decisions that /debug/decision can explain.")] = 64,
     prefix_max_pieces: Annotated[
         int, typer.Option(help="Policy prefix: pieces of 256 bytes remembered at most.")
     ] = _DEFAULTS.max_pieces,
@@ -55,7 +99,7 @@ def serve(
     """
     import uvloop
 
-    from kvhearth.router.config import MIB, HealthChecks, Limits, RouterConfig, Timeouts, parse_listen
+    from kvhearth.router.config import MIB, HealthChecks, KvSettings, Limits, RouterConfig, Timeouts, parse_listen
     from kvhearth.router.router import Router
 
     host, port = parse_listen(listen)
@@ -64,6 +108,24 @@ def serve(
         listen_host=host,
         listen_port=port,
         policy=policy,
+        kv=KvSettings(
+            events=_event_sources(kv_events or [], kv_replay or [], kv_snapshot or []),
+            tokenizer=tokenizer,
+            store=store,
+            snapshot_token=read_secret(None, SNAPSHOT_VARIABLE, option="--kv-snapshot") or "",
+            block_tokens=block_size,
+            index_bytes=parse_bytes(index_size, where="--index-size"),
+            gpu=gpu,
+            model=cost_model,
+            tensor_parallel=tensor_parallel_size,
+        ),
+        aliases=_pairs(alias or [], "--alias", "alias=model"),
+        data_parallel={
+            name: _whole(count, f"--data-parallel {name}")
+            for name, count in _pairs(data_parallel or [], "--data-parallel", "name=ranks").items()
+        },
+        session_header=session_header,
+        decisions_kept=decisions_kept,
         prefix=PrefixSettings(max_pieces=prefix_max_pieces, load_factor=prefix_load_factor),
         limits=Limits(max_body_bytes=max_body_mib * MIB, max_requests_in_flight=max_requests_in_flight),
         timeouts=Timeouts(
@@ -79,7 +141,13 @@ def serve(
 
     def ready(host: str, port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
-        typer.echo(f"router ready on http://{shown}:{port}, policy {policy}, {len(config.engines)} engine(s)")
+        served = f"policy {config.policy_name}, {len(config.engines)} engine(s)"
+        typer.echo(f"router ready on http://{shown}:{port}, {served}")
+        # What is there now stays, and requests leave no cycles behind: a collector that walks through the KV index
+        # every few requests finds nothing and holds them all up.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 50, 100)
 
     uvloop.run(Router(config).serve(ready))
 
@@ -90,3 +158,33 @@ def _named(text: str) -> tuple[str, str]:
     if equals and "://" not in name:
         return name, url
     return text.partition("://")[2].rstrip("/") or text, text
+
+
+def _pairs(texts: list[str], flag: str, form: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise UserError(f"{text!r} is not {form}", where=flag, remedy=f"give {form}")
+        if name in pairs:
+            raise UserError(f"{name!r} is there twice", where=flag, remedy="give it once")
+        pairs[name] = value
+    return pairs
+
+
+def _whole(text: str, flag: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"{text!r} is not a whole number", where=flag, remedy="give one, as 8")
+    return int(text)
+
+
+def _event_sources(events: list[str], replay: list[str], snapshot: list[str]) -> dict[str, EventSource]:
+    from kvhearth.router.config import EventSource
+
+    urls = _pairs(events, "--kv-events", "name=tcp://host:port")
+    replays = _pairs(replay, "--kv-replay", "name=tcp://host:port")
+    snapshots = _pairs(snapshot, "--kv-snapshot", "name=host:port")
+    for flag, named in (("--kv-replay", replays), ("--kv-snapshot", snapshots)):
+        for name in named.keys() - urls.keys():
+            raise UserError(f"{name!r} publishes no events", where=flag, remedy="name it in --kv-events too")
+    return {name: EventSource(url, replays.get(name, ""), snapshots.get(name, "")) for name, url in urls.items()}

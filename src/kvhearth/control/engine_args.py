@@ -3,6 +3,7 @@ time. What `kvhearth up` runs differs only in addresses."""
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +13,9 @@ from kvhearth.stack import Pool, Stack
 from kvhearth.stack.fields import parse_address
 from kvhearth.stack.versions import DEFAULT_VERSION, SUPPORTED
 
-_HTTP, _EVENTS, _SNAPSHOT = 8001, 5557, 8101
-"""First ports; each engine has the next, of events (vLLM's own default) and their replay the next two."""
+_HTTP, _REPLAY, _SNAPSHOT = 8001, 5557, 8101
+"""First ports; each engine has the next. Events have a socket file: vLLM binds no TCP address but ``*``, and they tell
+prompts to whoever asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ def _pool_command(stack: Stack, pool: Pool, first: int, where: str) -> PoolComma
     if pool.vllm.kv_events:
         at = EngineAddresses(
             at.listen,
-            events=f"127.0.0.1:{_EVENTS + 2 * first}",
-            replay=f"127.0.0.1:{_EVENTS + 2 * first + 1}",
+            events=f"ipc://{tempfile.gettempdir()}/kvhearth-{pool.name}-{first}.zmq",
+            replay=f"127.0.0.1:{_REPLAY + first}",
             snapshot=f"127.0.0.1:{_SNAPSHOT + first}" if pool.offload.mode in ("native", "shared") else None,
         )
         ports += ["the endpoints"] + (["snapshot_listen"] if at.snapshot else [])

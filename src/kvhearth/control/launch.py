@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,8 @@ class StoreAddresses:
 
 
 class EventAddresses(NamedTuple):
-    """Where a real engine publishes its KV events, replays them, and tells what it holds, as ``host:port``."""
+    """Where an engine publishes its KV events (a ZeroMQ endpoint), replays them, and tells what it holds (``host:port``
+    both)."""
 
     events: str
     replay: str
@@ -73,6 +75,13 @@ def plan(stack: Stack, at: Addresses, devices: Mapping[str, str]) -> list[ChildS
     if stack.store is not None and at.store is not None:
         children.insert(0, _store(stack.store, at.store))
     return children
+
+
+def publishes_events(stack: Stack, engine: Engine) -> bool:
+    """Whether an engine is told to publish KV events."""
+    if engine.pool.engine == "vllm":
+        return engine.pool.vllm.kv_events
+    return stack.router.policy == "kv-aware"
 
 
 def router_url(at: Addresses) -> str:
@@ -121,6 +130,9 @@ def _emulated(engine: Engine, at: Addresses) -> ChildSpec:
             "--store-link": pool.emulator.store_link,
             "--store-bytes-scale": pool.emulator.store_bytes_scale,
         }
+    if (told := at.events.get(engine.name)) is not None:
+        events = {"enable_kv_cache_events": True, "endpoint": told.events, "replay_endpoint": f"tcp://{told.replay}"}
+        flags["--kv-events-config"] = json.dumps(events)
     if pool.max_model_len is not None:
         flags["--max-model-len"] = pool.max_model_len
     if pool.num_gpu_blocks_override is not None:
@@ -162,6 +174,17 @@ def _router(stack: Stack, at: Addresses) -> ChildSpec:
         flags += ["--api-key-file", router.api_key_file]
     for name, listen in at.engines.items():
         flags += ["--engine", f"{name}=http://{listen}"]
+    if router.policy == "kv-aware":
+        has_snapshot = {
+            engine.name: engine.pool.engine == "vllm" and engine.pool.offload.mode in ("native", "shared")
+            for engine in stack.engines()
+        }
+        for name, told in at.events.items():
+            flags += ["--kv-events", f"{name}={told.events}", "--kv-replay", f"{name}=tcp://{told.replay}"]
+            if has_snapshot[name]:
+                flags += ["--kv-snapshot", f"{name}={told.snapshot}"]
+        if at.engines_store is not None:
+            flags += ["--store", at.engines_store]
     return ChildSpec("router", _verb("router", "serve", *flags), f"{router_url(at)}/health", ROUTER)
 
 

@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from kvhearth.control.backoff import RestartPolicy
 from kvhearth.control.gpus import assign_gpus
-from kvhearth.control.launch import Addresses, EventAddresses, StoreAddresses, plan, router_url
+from kvhearth.control.launch import Addresses, EventAddresses, StoreAddresses, plan, publishes_events, router_url
 from kvhearth.control.ports import PortKeeper
 from kvhearth.control.rundir import RunDir
 from kvhearth.control.supervisor import ChildView, Event, State, Supervisor
@@ -190,9 +190,13 @@ def _take_addresses(stack: Stack, ports: PortKeeper, private: RunDir, name: str)
         )
     engines = {engine.name: take("127.0.0.1:0", engine.name) for engine in stack.engines()}
     events = {
-        engine.name: EventAddresses(*(take("127.0.0.1:0", engine.name) for _ in EventAddresses._fields))
-        for engine in stack.engines()
-        if engine.pool.engine == "vllm" and engine.pool.vllm.kv_events
+        engine.name: EventAddresses(
+            f"ipc://{private.socket_path(f'e{number}.zmq')}",
+            take("127.0.0.1:0", engine.name),
+            take("127.0.0.1:0", engine.name),
+        )
+        for number, engine in enumerate(stack.engines())
+        if publishes_events(stack, engine)
     }
     elsewhere = stack.store.address if stack.store is not None else None
     copies = stack.store.copies if stack.store is not None else 1

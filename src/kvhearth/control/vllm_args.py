@@ -25,7 +25,9 @@ class EngineAddresses:
     Attributes:
         listen: ``host:port`` of its HTTP API.
         store: ``host:port``, ``unix:/path`` or a ring (mode shared).
-        events, replay: ``host:port`` of KV events and of their replay; None = no events.
+        events: ZeroMQ endpoint of KV events, one that vLLM binds (``ipc://`` or ``tcp://*:``; it connects to others);
+            None = no events.
+        replay: ``host:port`` of their replay.
         snapshot: ``host:port`` where the connector tells what the engine holds; None = nowhere.
         copies: nodes of a ring of stores that keep each chunk.
     """
@@ -140,7 +142,7 @@ def _flags(pool: Pool, at: EngineAddresses) -> Iterator[str]:
 def _events(at: EngineAddresses) -> dict[str, Any] | None:
     if at.events is None:
         return None
-    found = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://{at.events}"}
+    found = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": at.events}
     return found | ({"replay_endpoint": f"tcp://{at.replay}"} if at.replay else {})
 
 

@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
+from collections.abc import Callable
 
 from kvhearth.emulator.protocol import Generation, Prompt
+from kvhearth.emulator.vllm_hashes import Adapter, VllmHasher
 from kvhearth.engine.ports import EngineRequest, Finished
 from kvhearth.engine.tokens import WORD_BYTES, block_hashes, decode, output_tokens
+
+HashBlocks = Callable[[list[int], int, str, Adapter | None], list[int]]
+"""Token ids, tokens a block, salt, adapter → the chained hashes of the full blocks."""
+
+
+def hash_quickly(token_ids: list[int], block_size: int, salt: str, adapter: Adapter | None) -> list[int]:
+    """Hashes that nobody outside sees."""
+    apart = salt if adapter is None else f"{adapter.name}\0{adapter.path}\0{salt}"
+    return block_hashes(token_ids, block_size, apart)
+
+
+class Hashing:
+    """How prompts are turned into what the engine model takes.
+
+    Args:
+        block_size: tokens a block.
+        hasher: vLLM's hashes; None = quicker ones.
+        keep_tokens: answers keep their token ids, for KV events.
+    """
+
+    def __init__(self, block_size: int, hasher: VllmHasher | None, *, keep_tokens: bool) -> None:
+        self.block_size = block_size
+        self.keep_tokens = keep_tokens
+        self.hash_blocks: HashBlocks = hash_quickly if hasher is None else hasher.hashes
 
 
 class Answer:
@@ -16,11 +43,14 @@ class Answer:
         produced: tokens that exist.
         wake_at: the handler wants to run when ``produced`` reaches this.
         finished: the engine's account, with the last token.
+        token_ids: of prompt and output, 4 bytes each; empty unless they are kept.
+        adapter, salt: what else its KV depends on.
         arrival_ns, scheduled_ns, first_ns, last_ns: emulated times of arrival, of first being scheduled, of the first
             and of the latest token; -1 = not yet.
     """
 
     __slots__ = (
+        "adapter",
         "arrival_ns",
         "call",
         "finish_reason",
@@ -30,15 +60,23 @@ class Answer:
         "last_ns",
         "produced",
         "request",
+        "salt",
         "scheduled_ns",
         "taken",
         "text",
+        "token_ids",
         "wake_at",
     )
 
-    def __init__(self, call: Call, index: int, prompt: Prompt, *, salt: str, block_size: int, interval: int) -> None:
+    def __init__(
+        self, call: Call, index: int, prompt: Prompt, generation: Generation, hashing: Hashing, interval: int
+    ) -> None:
         output = output_tokens(prompt.seed, prompt.output_tokens)
-        hashes = block_hashes(prompt.token_ids + output, block_size, salt)
+        token_ids = prompt.token_ids + output
+        self.adapter = generation.adapter
+        self.salt = generation.salt
+        self.token_ids = array("I", token_ids if hashing.keep_tokens else ())
+        hashes = hashing.hash_blocks(token_ids, hashing.block_size, self.salt, self.adapter)
         self.call = call
         self.index = index
         self.finish_reason = prompt.finish_reason
@@ -76,14 +114,16 @@ class Answer:
 
 
 class Call:
-    """One HTTP call: an answer a prompt, and the wake-up of its handler. The prompts themselves are not kept.
+    """One HTTP call: an answer a prompt, and the wake-up of its handler.
 
     Args:
+        hashing: of the engine that will answer.
         interval: tokens a chunk when streaming; 0 = wake only when an answer is complete.
     """
 
-    def __init__(self, call_id: str, generation: Generation, block_size: int, interval: int) -> None:
+    def __init__(self, call_id: str, generation: Generation, hashing: Hashing, interval: int) -> None:
         self.call_id = call_id
+        self.model = generation.model
         self.chat = generation.chat
         self.stream = generation.stream
         self.options = generation.options
@@ -92,7 +132,7 @@ class Call:
         self.gone = False
         self._wake = asyncio.Event()
         self.answers = [
-            Answer(self, index, prompt, salt=generation.salt, block_size=block_size, interval=interval)
+            Answer(self, index, prompt, generation, hashing, interval)
             for index, prompt in enumerate(generation.prompts)
         ]
 

@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvhearth import __version__
 from kvhearth.emulator.exposition import Exposition
+from kvhearth.emulator.faults import Faults
+from kvhearth.emulator.faulty import FaultLayer, FaultsEndpoint
 from kvhearth.emulator.generate import GenerateEndpoint
-from kvhearth.emulator.loop import EngineLoop
 from kvhearth.emulator.protocol import (
     ApiError,
     ModelLimits,
@@ -25,7 +26,9 @@ from kvhearth.emulator.protocol import (
     parse_detokenize,
     parse_tokenize,
 )
+from kvhearth.emulator.ranks import Ranks
 from kvhearth.emulator.replies import read_body, send_json
+from kvhearth.emulator.vllm_hashes import Adapter
 from kvhearth.engine.tokens import decode
 from kvhearth.metrics import Registry
 from kvhearth.metrics.registry import CONTENT_TYPE
@@ -35,23 +38,25 @@ _OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/emulator/
 
 
 def build_app(
-    loop: EngineLoop,
+    ranks: Ranks,
     limits: ModelLimits,
     registry: Registry,
     exposition: Exposition,
+    faults: Faults,
     *,
     stream_interval: int,
     api_key: str | None,
 ) -> ASGIApp:
     """The ASGI app of one engine."""
-    pages = _Pages(loop, limits, registry, exposition)
+    pages = _Pages(ranks, limits, registry, exposition, faults)
+    set_faults = FaultsEndpoint(faults, ranks.restart, pages.faults_changed)
     app = Starlette(
         routes=[
             Route(
-                "/v1/completions", GenerateEndpoint(loop, limits, parse_completion, stream_interval), methods=["POST"]
+                "/v1/completions", GenerateEndpoint(ranks, limits, parse_completion, stream_interval), methods=["POST"]
             ),
             Route(
-                "/v1/chat/completions", GenerateEndpoint(loop, limits, parse_chat, stream_interval), methods=["POST"]
+                "/v1/chat/completions", GenerateEndpoint(ranks, limits, parse_chat, stream_interval), methods=["POST"]
             ),
             Route("/v1/models", pages.models),
             Route("/v1/models/{model:path}", pages.one_model),
@@ -63,10 +68,11 @@ def build_app(
             Route("/reset_prefix_cache", pages.reset_prefix_cache, methods=["POST"]),
             Route("/metrics", pages.metrics),
             Route("/emulator/state", pages.state),
+            Route("/emulator/faults", set_faults.__call__, methods=["GET", "POST", "DELETE"]),
         ],
         exception_handlers={ApiError: _refuse, 404: _not_found, 405: _not_allowed},
     )
-    return app if api_key is None else BearerGate(app, api_key)
+    return FaultLayer(app if api_key is None else BearerGate(app, api_key), faults)
 
 
 class BearerGate:
@@ -92,18 +98,26 @@ class BearerGate:
 class _Pages:
     """The plain endpoints."""
 
-    def __init__(self, loop: EngineLoop, limits: ModelLimits, registry: Registry, exposition: Exposition) -> None:
-        self._loop = loop
+    def __init__(
+        self, ranks: Ranks, limits: ModelLimits, registry: Registry, exposition: Exposition, faults: Faults
+    ) -> None:
+        self._ranks = ranks
+        self._faults = faults
+        self._stale: bytes | None = None
         self._limits = limits
         self._registry = registry
         self._exposition = exposition
         self._created = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        adapters = [self._adapter_card(adapter) for adapter in self._limits.adapters]
+        return JSONResponse({"object": "list", "data": [self._card(), *adapters]})
 
     async def one_model(self, request: Request) -> Response:
         name = request.path_params["model"]
+        for adapter in self._limits.adapters:
+            if adapter.name == name:
+                return JSONResponse(self._adapter_card(adapter))
         if name != self._limits.name:
             raise ApiError(f"The model `{name}` does not exist.", "model", 404, "NotFoundError")
         return JSONResponse(self._card())
@@ -124,20 +138,30 @@ class _Pages:
         return JSONResponse({"prompt": decode(parse_detokenize(await self._body(request), self._limits))})
 
     async def health(self, request: Request) -> Response:
-        return Response(status_code=200 if self._loop.dead is None else 503)
+        return Response(status_code=200 if self._ranks.dead is None else 503)
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": EMULATED_VLLM, "kvhearth": __version__})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         external = request.query_params.get("reset_external", "false").lower() in ("true", "1")
-        return JSONResponse({"success": self._loop.model.reset_prefix_cache(external)})
+        return JSONResponse({"success": self._ranks.reset_prefix_cache(external)})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._registry.expose(), media_type=None, headers={"content-type": CONTENT_TYPE})
+        if self._stale is not None:
+            self._faults.note("stale_metrics")
+        page = self._registry.expose() if self._stale is None else self._stale
+        return Response(page, media_type=None, headers={"content-type": CONTENT_TYPE})
 
     async def state(self, request: Request) -> Response:
         return Response(json.dumps(self._exposition.state(), indent=1) + "\n", media_type="application/json")
+
+    def faults_changed(self) -> None:
+        """Keep the page that is to grow stale, or go on from it."""
+        if not self._faults.settings.stale_metrics:
+            self._stale = None
+        elif self._stale is None:
+            self._stale = self._registry.expose()
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request.receive, self._limits.max_body_bytes)
@@ -152,6 +176,9 @@ class _Pages:
             "parent": None,
             "max_model_len": self._limits.max_model_len,
         }
+
+    def _adapter_card(self, adapter: Adapter) -> dict[str, object]:
+        return {**self._card(), "id": adapter.name, "root": adapter.path, "parent": self._limits.name}
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 from kvhearth.cost import CostModel, Model, Parallelism, find_model
 from kvhearth.emulator.protocol import ModelLimits
+from kvhearth.emulator.publisher import KvEventsConfig, rank_endpoint
+from kvhearth.emulator.vllm_hashes import DEFAULT_ALGORITHM, Adapter, VllmHasher
 from kvhearth.engine import EngineConfig, OffloadMode
 from kvhearth.engine.links import DEFAULT_STORE_LINK, ModelledLinks, modelled_links
 from kvhearth.engine.ports import DramAdmission
@@ -16,6 +19,8 @@ from kvhearth.store.protocol.address import Address, parse_address
 from kvhearth.units import format_bytes
 
 MAX_PAYLOAD_BYTES = 64 << 20
+MAX_RANKS = 64
+MAX_ADAPTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,14 @@ class EmulatorConfig:
         store_deadline_seconds: of the wall clock, for each call of the store.
         time_scale: emulated seconds that pass in one second of the wall clock.
         stream_interval: tokens a streamed piece; the first token always comes at once.
+        data_parallel_size: ranks, each an engine of its own behind the same port; a request's ``X-data-parallel-rank``
+            names one.
+        lora_modules: names of adapters and their paths, which enter block hashes; nothing is loaded.
+        kv_events: what is published of KV, and where; None = nothing.
+        self_describing_kv_events: events of DRAM and the store tell blocks and tokens, not only a chunk's key.
+        prefix_caching_hash_algo: vLLM's name of the block hashes; None = vLLM's default with KV events, otherwise
+            quicker ones, which nobody sees.
+        hash_seed: ``PYTHONHASHSEED`` of the engine that is emulated; None = unset.
         api_key: what clients must send as bearer token on ``/v1``; needed beyond loopback.
 
     Raises:
@@ -71,9 +84,21 @@ class EmulatorConfig:
     store_deadline_seconds: float = 1.0
     time_scale: float = 1.0
     stream_interval: int = 1
+    data_parallel_size: int = 1
+    lora_modules: tuple[tuple[str, str], ...] = ()
+    kv_events: KvEventsConfig | None = None
+    self_describing_kv_events: bool = False
+    prefix_caching_hash_algo: str | None = None
+    hash_seed: str | None = None
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_ranks()
+        self._check_adapters()
+        self._check_access()
+
+    def _check_numbers(self) -> None:
         if not 0 < self.time_scale <= 1000:
             raise UserError(f"{self.time_scale}", where="time_scale", remedy="give more than 0, at most 1000")
         if not 0 < self.store_deadline_seconds <= 60:
@@ -89,6 +114,18 @@ class EmulatorConfig:
             raise UserError(
                 f"{self.num_gpu_blocks_override} blocks", where="num_gpu_blocks_override", remedy="give at least 2"
             )
+
+    def _check_ranks(self) -> None:
+        if not 1 <= self.data_parallel_size <= MAX_RANKS:
+            raise UserError(
+                f"{self.data_parallel_size}", where="data_parallel_size", remedy=f"give 1 to {MAX_RANKS} ranks"
+            )
+        if self.publishes_events is not None:
+            for endpoint in (self.publishes_events.endpoint, self.publishes_events.replay_endpoint):
+                if endpoint is not None:
+                    rank_endpoint(endpoint, self.data_parallel_size - 1, where="kv_events_config")
+
+    def _check_access(self) -> None:
         if (self.offload_mode is OffloadMode.SHARED) != (self.store is not None):
             raise UserError(
                 f"offload mode {self.offload_mode.value} {'without' if self.store is None else 'with'} a store",
@@ -106,6 +143,34 @@ class EmulatorConfig:
                 remedy="set KVHEARTH_EMULATOR_API_KEY or --api-key-file, or listen on 127.0.0.1",
             )
 
+    @property
+    def publishes_events(self) -> KvEventsConfig | None:
+        """``kv_events``, if there is anything to publish."""
+        return self.kv_events if self.kv_events is not None and self.kv_events.publishes else None
+
+    @property
+    def hash_algorithm(self) -> str | None:
+        """The block hashes' name in vLLM; None = our own."""
+        if self.prefix_caching_hash_algo is None and self.publishes_events is not None:
+            return DEFAULT_ALGORITHM
+        return self.prefix_caching_hash_algo
+
+    def rank_name(self, rank: int) -> str:
+        """The label ``engine`` of a rank's metrics: vLLM numbers them."""
+        if self.data_parallel_size == 1:
+            return self.engine_id
+        return str(rank) if self.engine_id == "0" else f"{self.engine_id}#{rank}"
+
+    def _check_adapters(self) -> None:
+        names = [name for name, _ in self.lora_modules]
+        if len(names) > MAX_ADAPTERS:
+            raise UserError(f"{len(names)} adapters", where="lora_modules", remedy=f"give at most {MAX_ADAPTERS}")
+        for name, path in self.lora_modules:
+            if not name or not path:
+                raise UserError(f"{name!r}={path!r}", where="lora_modules", remedy="write NAME=PATH")
+            if names.count(name) > 1 or name == (self.served_model_name or self.model):
+                raise UserError(f"{name!r} is taken", where="lora_modules", remedy="give each adapter its own name")
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -113,7 +178,8 @@ class Shape:
 
     Attributes:
         payload_bytes: bytes that stand for a chunk in the store.
-        namespace: begins every key in the store: what must be equal for KV to be interchangeable.
+        namespace: begins every key in the store, 32 hex digits: what must be equal for KV to be interchangeable.
+        hasher: makes block hashes as vLLM; None = nobody sees them, and quicker ones do.
     """
 
     cost: CostModel
@@ -121,6 +187,7 @@ class Shape:
     limits: ModelLimits
     payload_bytes: int
     namespace: str
+    hasher: VllmHasher | None
 
     def links(self, store_link: str) -> ModelledLinks:
         """Fresh, idle links."""
@@ -149,7 +216,10 @@ def shape_of(config: EmulatorConfig) -> Shape:
         dram_admission=config.dram_admission,
     )
     check_config(engine)
-    limits = ModelLimits(config.served_model_name or config.model, engine.max_model_len)
+    adapters = tuple(Adapter(name, path, number) for number, (name, path) in enumerate(config.lora_modules, 1))
+    limits = ModelLimits(config.served_model_name or config.model, engine.max_model_len, adapters)
+    algorithm = config.hash_algorithm
+    hasher = None if algorithm is None else VllmHasher(algorithm, config.hash_seed)
     payload_bytes = stored_bytes(engine.chunk_bytes, config.store_bytes_scale)
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise UserError(
@@ -157,5 +227,7 @@ def shape_of(config: EmulatorConfig) -> Shape:
             where="store_bytes_scale",
             remedy=f"raise it to at least {engine.chunk_bytes // MAX_PAYLOAD_BYTES}",
         )
-    namespace = f"emu:{model.name}:{cost.kv_dtype}:{config.block_size}:{config.blocks_per_chunk}:{payload_bytes}:"
-    return Shape(cost, engine, limits, payload_bytes, namespace)
+    same = (model.name, cost.kv_dtype, config.block_size, config.blocks_per_chunk, payload_bytes, algorithm)
+    seed = None if algorithm is None else config.hash_seed
+    namespace = hashlib.sha256(repr(("emulator", *same, seed)).encode()).hexdigest()[:32]
+    return Shape(cost, engine, limits, payload_bytes, namespace, hasher)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ from kvhearth.metrics import Metric, MetricFamily, Registry, emulator, vllm
 
 if TYPE_CHECKING:
     from kvhearth.emulator.answers import Answer
+    from kvhearth.emulator.faults import Faults
     from kvhearth.emulator.loop import EngineLoop
     from kvhearth.emulator.store_io import StoreIo
-    from kvhearth.emulator.transfers import EngineTransfers
 
 
 class RequestMetrics:
@@ -116,7 +116,40 @@ class JobMetrics:
 
 
 class Exposition:
-    """Reads the loop, its model and its store when asked.
+    """Reads every rank when asked.
+
+    Args:
+        ranks: in order.
+        faults: of all of them.
+    """
+
+    def __init__(self, ranks: Sequence[RankExposition], faults: Faults) -> None:
+        self._ranks = ranks
+        self._faults = faults
+
+    def state(self) -> dict[str, Any]:
+        """As one JSON object: a single rank's state, or several under ``ranks`` with their load and counters summed."""
+        states = [rank.state() for rank in self._ranks]
+        if len(states) == 1:
+            return states[0]
+        summed = {name: sum(state[name] for state in states) for name in ("running", "waiting", "requests_aborted")}
+        counters = {name: sum(state["counters"][name] for state in states) for name in states[0]["counters"]}
+        return {**summed, "counters": counters, "ranks": states}
+
+    def families(self) -> Iterator[MetricFamily]:
+        """For `Registry.collect_from`: each metric once, with the samples of all ranks."""
+        merged: dict[str, tuple[Metric, list[Any]]] = {}
+        for rank in self._ranks:
+            for metric, samples in rank.families():
+                merged.setdefault(metric.name, (metric, []))[1].extend(samples)
+        for metric, samples in merged.values():
+            yield MetricFamily(metric, samples)
+        happened = [((kind,), float(times)) for kind, times in self._faults.happened.items()]
+        yield MetricFamily(emulator.FAULTS, happened)
+
+
+class RankExposition:
+    """Reads one rank's loop, its model and its store when asked.
 
     Args:
         model_name, engine: values of vLLM's labels.
@@ -125,7 +158,6 @@ class Exposition:
     def __init__(
         self,
         loop: EngineLoop,
-        transfers: EngineTransfers,
         store: StoreIo | None,
         *,
         model_name: str,
@@ -133,7 +165,6 @@ class Exposition:
         store_bytes_scale: int,
     ) -> None:
         self._loop = loop
-        self._transfers = transfers
         self._store = store
         self._vllm = (model_name, engine)
         self._ours = (engine,)
@@ -149,8 +180,8 @@ class Exposition:
             "lag_p99_seconds": loop.lag.p99_ns() / SECOND_NS,
             "lag_total_seconds": loop.lag.total_ns / SECOND_NS,
             "lag_steps": loop.lag.steps,
-            "store_lag_seconds": self._transfers.store_lag_ns / SECOND_NS,
-            "store_read_lag_seconds": self._transfers.store_read_lag_ns / SECOND_NS,
+            "store_lag_seconds": loop.transfers.store_lag_ns / SECOND_NS,
+            "store_read_lag_seconds": loop.transfers.store_read_lag_ns / SECOND_NS,
             "running": model.num_running,
             "waiting": model.num_waiting + loop.queued,
             "requests_aborted": loop.aborted,
@@ -158,6 +189,12 @@ class Exposition:
             "dram_usage": model.dram_usage,
             "counters": asdict(model.counters),
         }
+        if (publisher := loop.publisher) is not None:
+            state["kv_events"] = {
+                "endpoint": publisher.endpoint,
+                "replay_endpoint": publisher.replay_endpoint,
+                "batches": publisher.batches,
+            }
         if self._store is not None:
             state["store"] = {"up": self._store.up, "bytes_scale": self._store_bytes_scale, **self._store.counts()}
         return state
@@ -223,12 +260,13 @@ class Exposition:
             (emulator.LAG, loop.lag.total_ns / SECOND_NS),
             (emulator.LAG_MAX, loop.lag.max_ns / SECOND_NS),
             (emulator.LAG_P99, loop.lag.p99_ns() / SECOND_NS),
-            (emulator.STORE_LAG, self._transfers.store_lag_ns / SECOND_NS),
+            (emulator.STORE_LAG, loop.transfers.store_lag_ns / SECOND_NS),
             (emulator.REPREFILL, counters.reprefill_tokens),
             (emulator.REPREFILLS_AVOIDED, counters.reprefills_avoided),
             (emulator.REPREFILL_AVOIDED, counters.reprefill_avoided_tokens),
             (emulator.REQUESTS_ABORTED, loop.aborted),
             (emulator.FAILED_LOADS, counters.failed_loads),
+            (emulator.EVENT_BATCHES, 0 if loop.publisher is None else loop.publisher.batches),
         ]
         for metric, value in plain:
             yield MetricFamily(metric, [(labels, value)])

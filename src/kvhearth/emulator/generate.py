@@ -13,6 +13,7 @@ from kvhearth.emulator.answers import Call
 from kvhearth.emulator.chunks import DONE, StreamEncoder, error_event, whole
 from kvhearth.emulator.loop import EngineBusyError, EngineLoop
 from kvhearth.emulator.protocol import ApiError, Generation, ModelLimits
+from kvhearth.emulator.ranks import RANK_HEADER, Ranks
 from kvhearth.emulator.replies import read_body, send_error, send_json
 from kvhearth.errors import UserError
 
@@ -23,7 +24,7 @@ class GenerateEndpoint:
     """ASGI app of one generating endpoint.
 
     Args:
-        loop: the engine.
+        ranks: the engine's.
         limits: what requests are checked against.
         parse: reads this endpoint's body.
         stream_interval: tokens a streamed piece after the first.
@@ -31,12 +32,12 @@ class GenerateEndpoint:
 
     def __init__(
         self,
-        loop: EngineLoop,
+        ranks: Ranks,
         limits: ModelLimits,
         parse: Callable[[bytes, ModelLimits], Generation],
         stream_interval: int,
     ) -> None:
-        self._loop = loop
+        self._ranks = ranks
         self._limits = limits
         self._parse = parse
         self._interval = stream_interval
@@ -46,7 +47,8 @@ class GenerateEndpoint:
         try:
             raw = await read_body(receive, self._limits.max_body_bytes)
             async with self._turn:  # one at a time, so that a burst of long prompts does not hold up the engine's steps
-                call = self._submit(self._parse(raw, self._limits))
+                loop = self._ranks.pick(dict(scope["headers"]).get(RANK_HEADER))
+                call = self._submit(loop, self._parse(raw, self._limits))
                 await asyncio.sleep(0)
         except ApiError as refusal:
             await send_error(send, refusal)
@@ -63,26 +65,26 @@ class GenerateEndpoint:
             call.abandon()
         finally:
             watch.cancel()
-            self._loop.abort(call)
+            loop.abort(call)
 
-    def _submit(self, generation: Generation) -> Call:
-        if self._loop.dead is not None:
-            raise ApiError(self._loop.dead, None, 500, "InternalServerError")
+    def _submit(self, loop: EngineLoop, generation: Generation) -> Call:
+        if loop.dead is not None:
+            raise ApiError(loop.dead, None, 500, "InternalServerError")
         try:
-            self._loop.check_room(len(generation.prompts), sum(prompt.tokens for prompt in generation.prompts))
+            loop.check_room(len(generation.prompts), sum(prompt.tokens for prompt in generation.prompts))
         except EngineBusyError as busy:
             raise ApiError(str(busy), None, 503, "ServiceUnavailableError") from None
         prefix = "chatcmpl" if generation.chat else "cmpl"
         interval = self._interval if generation.stream else 0
-        call = Call(f"{prefix}-{uuid.uuid4().hex}", generation, self._loop.block_size, interval)
+        call = Call(f"{prefix}-{uuid.uuid4().hex}", generation, loop.hashing, interval)
         try:
-            self._loop.submit(call)
+            loop.submit(call)
         except UserError as wrong:
             raise ApiError(str(wrong), "prompt") from None
         return call
 
     async def _stream(self, call: Call, send: Send) -> None:
-        encoder = StreamEncoder(call, self._limits.name, int(time.time()))
+        encoder = StreamEncoder(call, call.model, int(time.time()))
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
         open_answers = list(call.answers)
         while open_answers:
@@ -114,7 +116,7 @@ class GenerateEndpoint:
             if call.error is not None:
                 await send_error(send, ApiError(call.error, None, 500, "InternalServerError"))
                 return
-        await send_json(send, 200, whole(call, self._limits.name, int(time.time())))
+        await send_json(send, 200, whole(call, call.model, int(time.time())))
 
 
 async def _until_gone(receive: Receive, call: Call) -> None:

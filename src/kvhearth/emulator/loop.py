@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 
-from kvhearth.emulator.answers import Answer, Call
+from kvhearth.emulator.announcer import Announcer
+from kvhearth.emulator.answers import Answer, Call, Hashing
 from kvhearth.emulator.clock import SECOND_NS, EmulatedClock, Lag
 from kvhearth.emulator.exposition import RequestMetrics
+from kvhearth.emulator.publisher import EventPublisher
 from kvhearth.emulator.transfers import EngineTransfers
+from kvhearth.emulator.wire import Event
 from kvhearth.engine.model import EngineModel
 from kvhearth.engine.ports import Step
 from kvhearth.engine.validate import check_request
@@ -32,24 +36,35 @@ class EngineBusyError(Exception):
 
 
 class EngineLoop:
-    """Owns the engine model; everything runs on one event loop.
+    """Owns the engine model of one rank; everything runs on one event loop.
 
     Args:
-        model: the engine.
-        transfers: its port; told the emulated time before each step.
+        make: makes the engine, and its port, which is told the emulated time before each step.
+        hashing: how its prompts become block hashes.
         clock: the emulated clock.
         metrics: told of first tokens, gaps and ends.
+        announcer, publisher: for its KV events; None = it has none.
     """
 
     def __init__(
-        self, model: EngineModel, transfers: EngineTransfers, clock: EmulatedClock, metrics: RequestMetrics
+        self,
+        make: Callable[[], tuple[EngineModel, EngineTransfers]],
+        hashing: Hashing,
+        clock: EmulatedClock,
+        metrics: RequestMetrics,
+        *,
+        announcer: Announcer | None = None,
+        publisher: EventPublisher | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.transfers = make()
+        self.hashing = hashing
         self.clock = clock
+        self.publisher = publisher
         self.lag = Lag()
         self.aborted = 0
         self.dead: str | None = None
-        self._transfers = transfers
+        self._make = make
+        self._announcer = announcer
         self._metrics = metrics
         self._news = asyncio.Event()
         self._arrivals: deque[Answer] = deque()
@@ -57,12 +72,7 @@ class EngineLoop:
         self._unscheduled: dict[str, Answer] = {}
         self._open_tokens = 0
         self._at_ns = 0
-        transfers.wake_with(asyncio.get_running_loop(), self._news)
-
-    @property
-    def block_size(self) -> int:
-        """Tokens a block."""
-        return self.model.config.block_size
+        self.transfers.wake_with(asyncio.get_running_loop(), self._news)
 
     @property
     def queued(self) -> int:
@@ -115,10 +125,19 @@ class EngineLoop:
     def fail_all(self, reason: str) -> None:
         """End every open call with this reason, and refuse further ones."""
         self.dead = reason
-        for answer in self._open.values():
-            answer.call.fail(reason)
-        self._open.clear()
-        self._arrivals.clear()
+        self._fail_open(reason)
+
+    def restart(self) -> None:
+        """As if the engine had crashed and come back: open calls fail, HBM and DRAM are empty, its counters and the
+        numbers of its events begin at 0. Histograms of requests go on."""
+        self._fail_open("the engine restarted")
+        self.model, self.transfers = self._make()
+        self.transfers.wake_with(asyncio.get_running_loop(), self._news)
+        if self._announcer is not None:
+            self._announcer.forget()
+        if self.publisher is not None:
+            self.publisher.restart()
+        self._news.set()
 
     async def run(self) -> None:
         """Run until cancelled. A defect in the model ends it: open calls fail, and ``dead`` says why."""
@@ -132,16 +151,29 @@ class EngineLoop:
             _log.exception("the engine loop ended")
             self.fail_all(f"the engine loop ended: {error!r}")
 
+    def _fail_open(self, reason: str) -> None:
+        for answer in self._open.values():
+            answer.call.fail(reason)
+        self._open.clear()
+        self._open_tokens = 0
+        self._unscheduled.clear()
+        self._arrivals.clear()
+
     async def _turn(self) -> None:
         self._admit()
         if not self.model.has_work:
             await self._until_arrival()
             return
-        self._transfers.begin_step(self._at_ns)
-        step = self.model.step(self._transfers)
+        self.transfers.begin_step(self._at_ns)
+        model = self.model
+        step = model.step(self.transfers)
+        events: list[Event] = []
+        if step.kv_events and self._announcer is not None:
+            events = self._announcer.translate(step.kv_events, self._open)
         for request_id in [waiting for waiting in self._unscheduled if waiting in step.scheduled]:
             self._unscheduled.pop(request_id).scheduled_ns = self._at_ns
         if step.duration_ns == 0:
+            self._publish(events)
             if step.waiting_on_transfers:
                 await self._until_news()
             else:
@@ -149,8 +181,10 @@ class EngineLoop:
             return
         end_ns = self._at_ns + step.duration_ns
         await self.clock.sleep_until(end_ns)
-        self._hand_out(step, end_ns)
         self._at_ns = end_ns
+        if self.model is model:
+            self._hand_out(step, end_ns)
+            self._publish(events)
 
     def _admit(self) -> None:
         if self._arrivals and not self.model.has_work:
@@ -169,15 +203,19 @@ class EngineLoop:
         """Nothing can be scheduled: go to the next arrival or transfer, wherever in emulated time that is."""
         if not self._arrivals:
             self._news.clear()
-            event_ns = self._transfers.next_event_ns()
+            event_ns = self.transfers.next_event_ns()
             if event_ns is None:  # a real answer is out, whose time is not known
                 event_ns = self.clock.now_ns() + int(_LONGEST_WAIT_SECONDS * SECOND_NS * self.clock.time_scale)
             await self.clock.sleep_until(event_ns, self._news)
         times_ns = [answer.arrival_ns for answer in list(self._arrivals)[:1]]
-        if (event_ns := self._transfers.next_event_ns()) is not None:
+        if (event_ns := self.transfers.next_event_ns()) is not None:
             times_ns.append(event_ns)
         if times_ns and min(times_ns) <= self.clock.now_ns():
             self._at_ns = max(self._at_ns, min(times_ns))
+
+    def _publish(self, events: list[Event]) -> None:
+        if events and self.publisher is not None:
+            self.publisher.publish(events)
 
     def _hand_out(self, step: Step, end_ns: int) -> None:
         self.lag.add(max(0, self.clock.now_ns() - end_ns))

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from kvhearth.emulator.vllm_hashes import Adapter
 from kvhearth.engine.tokens import VOCAB_SIZE, encode, prompt_seed
 
 MAX_PROMPTS = 128
@@ -82,6 +83,8 @@ class _Message(msgspec.Struct):
 
 class _ChatBody(_Body):
     messages: list[_Message] = msgspec.field(default_factory=list)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     max_completion_tokens: int | None = None
 
 
@@ -89,7 +92,11 @@ class _TokenizeBody(msgspec.Struct):
     model: str | None = None
     prompt: str | None = None
     messages: list[_Message] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None  # there are none
     return_token_strs: bool | None = None
+    tools: Any = None
 
 
 class _DetokenizeBody(msgspec.Struct):
@@ -114,9 +121,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One call to a generating endpoint. ``max_tokens`` is the parameter as given, for the histogram of it."""
+    """One call to a generating endpoint.
+
+    ``model`` is what the client called it, ``max_tokens`` the parameter as given, for the histogram of it.
+    """
 
     chat: bool
+    model: str
+    adapter: Adapter | None
     prompts: list[Prompt]
     stream: bool
     options: StreamOptions
@@ -130,6 +142,7 @@ class ModelLimits:
 
     name: str
     max_model_len: int
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def max_body_bytes(self) -> int:
@@ -149,7 +162,7 @@ def parse_completion(raw: bytes, limits: ModelLimits) -> Generation:
         raise ApiError("either prompt or prompt_embeds must be provided and non-empty", "prompt")
     budget = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     prompts = [_planned(ids, budget, body, limits, "max_tokens") for ids in _prompt_ids(body.prompt)]
-    return _generation(body, prompts, chat=False, max_tokens=body.max_tokens)
+    return _generation(body, prompts, limits, chat=False, max_tokens=body.max_tokens)
 
 
 def parse_chat(raw: bytes, limits: ModelLimits) -> Generation:
@@ -158,16 +171,18 @@ def parse_chat(raw: bytes, limits: ModelLimits) -> Generation:
     _check(body, limits)
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     budget = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    prompt = _planned(encode(render_chat(body.messages)), budget, body, limits, field)
-    return _generation(body, [prompt], chat=True, max_tokens=budget)
+    prompt = _planned(encode(_render(body)), budget, body, limits, field)
+    return _generation(body, [prompt], limits, chat=True, max_tokens=budget)
 
 
 def parse_tokenize(raw: bytes, limits: ModelLimits) -> tuple[list[int], bool]:
     """Read the body of ``/tokenize``: the token ids, and whether their strings are wanted too."""
     body = _decode(raw, _TokenizeBody)
     _check_model(body.model, limits)
+    if body.tools:
+        raise ApiError("tools is not supported by the emulator", "tools")
     if body.messages is not None:
-        return encode(render_chat(body.messages)), bool(body.return_token_strs)
+        return encode(_render(body)), bool(body.return_token_strs)
     if body.prompt is None:
         raise ApiError("either prompt or messages must be given", "prompt")
     return encode(body.prompt), bool(body.return_token_strs)
@@ -180,8 +195,18 @@ def parse_detokenize(raw: bytes, limits: ModelLimits) -> list[int]:
     return _checked_ids(body.tokens, "tokens")
 
 
-def render_chat(messages: list[_Message]) -> str:
-    """The chat template: a turn begins ``<|role|>``, its content follows after one space, a line feed ends it.
+def _render(body: _ChatBody | _TokenizeBody) -> str:
+    if body.continue_final_message and body.add_generation_prompt:
+        message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+        raise ApiError(message, "continue_final_message")
+    return render_chat(body.messages or [], body.add_generation_prompt, body.continue_final_message)
+
+
+def render_chat(
+    messages: list[_Message], add_generation_prompt: bool = True, continue_final_message: bool = False
+) -> str:
+    """The chat template: a turn begins ``<|role|>``, its content follows after one space, a line feed ends it, unless
+    the last one is to be continued.
 
     An answer's own leading space is that one space, so a conversation sent back begins with exactly the tokens that the
     earlier turns had.
@@ -189,7 +214,9 @@ def render_chat(messages: list[_Message]) -> str:
     if not messages:
         raise ApiError("messages must not be empty", "messages")
     turns = [f"<|{message.role}|> {_text(message).removeprefix(' ')}\n" for message in messages]
-    return "".join(turns) + "<|assistant|>"
+    if continue_final_message:
+        turns[-1] = turns[-1].removesuffix("\n")
+    return "".join(turns) + ("<|assistant|>" if add_generation_prompt else "")
 
 
 def _text(message: _Message) -> str:
@@ -236,9 +263,13 @@ _UNSUPPORTED = (
 
 
 def _check_model(model: str | None, limits: ModelLimits) -> None:
-    if model and model != limits.name:
+    if model and model != limits.name and _adapter(model, limits) is None:
         message = f"The model `{model}` does not exist. Valid aliases: {limits.name}."
         raise ApiError(message, "model", 404, "NotFoundError")
+
+
+def _adapter(model: str | None, limits: ModelLimits) -> Adapter | None:
+    return next((adapter for adapter in limits.adapters if adapter.name == model), None)
 
 
 def _prompt_ids(prompt: str | list[Any]) -> list[list[int]]:
@@ -290,6 +321,9 @@ def _planned(ids: list[int], budget: int | None, body: _Body, limits: ModelLimit
     return Prompt(ids, seed, min(room, natural), "stop" if natural <= room else "length")
 
 
-def _generation(body: _Body, prompts: list[Prompt], *, chat: bool, max_tokens: int | None) -> Generation:
+def _generation(
+    body: _Body, prompts: list[Prompt], limits: ModelLimits, *, chat: bool, max_tokens: int | None
+) -> Generation:
     options = body.stream_options or StreamOptions()
-    return Generation(chat, prompts, bool(body.stream), options, body.cache_salt or "", max_tokens)
+    model, adapter = body.model or limits.name, _adapter(body.model, limits)
+    return Generation(chat, model, adapter, prompts, bool(body.stream), options, body.cache_salt or "", max_tokens)

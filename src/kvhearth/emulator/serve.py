@@ -15,11 +15,16 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from kvhearth.emulator.announcer import Announcer
+from kvhearth.emulator.answers import Hashing
 from kvhearth.emulator.app import build_app
 from kvhearth.emulator.clock import EmulatedClock
 from kvhearth.emulator.config import EmulatorConfig, Shape, shape_of
-from kvhearth.emulator.exposition import Exposition, JobMetrics, RequestMetrics
+from kvhearth.emulator.exposition import Exposition, JobMetrics, RankExposition, RequestMetrics
+from kvhearth.emulator.faults import Faults
 from kvhearth.emulator.loop import EngineLoop
+from kvhearth.emulator.publisher import EventPublisher
+from kvhearth.emulator.ranks import Ranks
 from kvhearth.emulator.store_io import StoreIo
 from kvhearth.emulator.transfers import EngineTransfers
 from kvhearth.engine import EngineModel
@@ -58,6 +63,9 @@ class Emulator:
 
         Args:
             on_ready: called once requests are answered.
+
+        Raises:
+            UserError: an endpoint for KV events cannot be had.
         """
         # The engine loop computes nearly all the time; by default each return of a store thread's call would wait 5 ms.
         sys.setswitchinterval(_SWITCH_SECONDS)
@@ -72,7 +80,7 @@ class Emulator:
             self._server.should_exit = True
 
     async def _serve(self, on_ready: Callable[[], None] | None) -> None:
-        async with _engine(self.config, self.shape) as (app, loop):
+        async with _engine(self.config, self.shape) as (app, ranks):
             settings = uvicorn.Config(
                 app,
                 http="httptools",
@@ -85,14 +93,14 @@ class Emulator:
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=_GRACE_SECONDS + 1,
             )
-            self._server = _Server(settings, loop, on_ready)
+            self._server = _Server(settings, ranks, on_ready)
             await self._server.serve(sockets=[self._socket])
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, settings: uvicorn.Config, loop: EngineLoop, on_ready: Callable[[], None] | None) -> None:
+    def __init__(self, settings: uvicorn.Config, ranks: Ranks, on_ready: Callable[[], None] | None) -> None:
         super().__init__(settings)
-        self._loop = loop
+        self._ranks = ranks
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -102,7 +110,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let open calls end, for a while; then end them."""
-        late = asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._loop.fail_all, "the server is shutting down")
+        late = asyncio.get_running_loop().call_later(
+            _GRACE_SECONDS, self._ranks.fail_all, "the server is shutting down"
+        )
         await super().shutdown(sockets)
         late.cancel()
 
@@ -123,52 +133,84 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def _engine(config: EmulatorConfig, shape: Shape) -> AsyncIterator[tuple[ASGIApp, EngineLoop]]:
-    """The engine loop, running, and the app in front of it."""
-    clock = EmulatedClock(config.time_scale)
+async def _engine(config: EmulatorConfig, shape: Shape) -> AsyncIterator[tuple[ASGIApp, Ranks]]:
+    """The engine loops, running, and the app in front of them."""
     registry = Registry()
-    name = shape.limits.name
-    store = None
-    if config.store is not None:
-        store = StoreIo(
-            config.store,
-            config.store_password,
-            namespace=shape.namespace,
-            payload_bytes=shape.payload_bytes,
-            deadline_seconds=config.store_deadline_seconds,
-            now_ns=clock.now_ns,
-        )
-    transfers = EngineTransfers(
-        shape.links(config.store_link), store, JobMetrics(registry, name, config.engine_id).done
-    )
-    model = EngineModel(shape.engine, shape.cost)
-    loop = EngineLoop(model, transfers, clock, RequestMetrics(registry, name, config.engine_id))
-    exposition = Exposition(
-        loop,
-        transfers,
-        store,
-        model_name=name,
-        engine=config.engine_id,
-        store_bytes_scale=config.store_bytes_scale,
-    )
-    registry.collect_from(exposition.families)
-    running = asyncio.create_task(loop.run())
-    try:
+    faults = Faults()
+    clock = EmulatedClock(config.time_scale)
+    async with contextlib.AsyncExitStack() as stack:
+        made = [
+            await stack.enter_async_context(_rank(config, shape, number, clock, registry, faults))
+            for number in range(config.data_parallel_size)
+        ]
+        ranks = Ranks([loop for loop, _ in made])
+        exposition = Exposition([shown for _, shown in made], faults)
+        registry.collect_from(exposition.families)
         app = build_app(
-            loop,
+            ranks,
             shape.limits,
             registry,
             exposition,
+            faults,
             stream_interval=config.stream_interval,
             api_key=config.api_key,
         )
-        yield app, loop
+        yield app, ranks
+
+
+@contextlib.asynccontextmanager
+async def _rank(
+    config: EmulatorConfig, shape: Shape, number: int, clock: EmulatedClock, registry: Registry, faults: Faults
+) -> AsyncIterator[tuple[EngineLoop, RankExposition]]:
+    """One data-parallel rank, running, and what shows it."""
+    name, model_name = config.rank_name(number), shape.limits.name
+    events = config.publishes_events
+    publisher = None if events is None else EventPublisher(events, number, config.host, faults)
+    announcer = None
+    if publisher is not None:
+        announcer = Announcer(
+            config.block_size, config.blocks_per_chunk, self_describing=config.self_describing_kv_events
+        )
+    store = _store(config, shape, clock)
+    jobs = JobMetrics(registry, model_name, name)
+
+    def make() -> tuple[EngineModel, EngineTransfers]:
+        model = EngineModel(shape.engine, shape.cost, tell_events=publisher is not None)
+        return model, EngineTransfers(shape.links(config.store_link), store, jobs.done)
+
+    loop = EngineLoop(
+        make,
+        Hashing(config.block_size, shape.hasher, keep_tokens=publisher is not None),
+        clock,
+        RequestMetrics(registry, model_name, name),
+        announcer=announcer,
+        publisher=publisher,
+    )
+    shown = RankExposition(loop, store, model_name=model_name, engine=name, store_bytes_scale=config.store_bytes_scale)
+    running = asyncio.create_task(loop.run())
+    try:
+        yield loop, shown
     finally:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+        if publisher is not None:
+            await publisher.close()
         if store is not None:
             store.close()  # waits for a call under way, at most its deadline; nothing else is left to run
+
+
+def _store(config: EmulatorConfig, shape: Shape, clock: EmulatedClock) -> StoreIo | None:
+    if config.store is None:
+        return None
+    return StoreIo(
+        config.store,
+        config.store_password,
+        namespace=shape.namespace,
+        payload_bytes=shape.payload_bytes,
+        deadline_seconds=config.store_deadline_seconds,
+        now_ns=clock.now_ns,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -26,6 +26,11 @@ _CHUNKS_A_CALL = 256
 _log = logging.getLogger(__name__)
 
 
+def store_key(namespace: str, chunk: int) -> bytes:
+    """Where a chunk is in the store, in the form that engines' own keys have: namespace, hash, and group 0."""
+    return b"%s:%s\0\0\0\0" % (namespace.encode(), chunk.to_bytes(8, "big"))
+
+
 class Reply:
     """What the store will have answered: ``count`` leading keys, at emulated time ``at_ns``; None = not yet."""
 
@@ -42,7 +47,7 @@ class StoreIo:
     Args:
         address: the store or ring, as `open_store` takes it.
         password: for AUTH; None for none.
-        namespace: begins every key.
+        namespace: begins every key; see `store_key`.
         payload_bytes: length of a chunk's value.
         deadline_seconds: for each call, of the wall clock.
         now_ns: the emulated clock, read from the threads.
@@ -140,7 +145,7 @@ class StoreIo:
                 right = result.hit and buffer == self._payload(key) and result.nbytes == self._payload_bytes
                 if result.hit and not right:
                     self._counts["wrong_bytes"] += result.nbytes
-                    _log.error("the store gave wrong bytes for %s", key.decode())
+                    _log.error("the store gave wrong bytes for %r", key)
                 if not right:
                     return start + index
         return len(keys)
@@ -163,7 +168,7 @@ class StoreIo:
         return stored
 
     def _key(self, chunk_hash: int) -> bytes:
-        return f"{self._namespace}{chunk_hash:016x}".encode()
+        return store_key(self._namespace, chunk_hash)
 
     def _payload(self, key: bytes) -> bytes:
         """What stands for a chunk's KV: the key's 16-byte hash, over and over."""

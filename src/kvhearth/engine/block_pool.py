@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from kvhearth.engine.ports import KvEvent, KvTier
 from kvhearth.engine.validate import ensure
 
 _NO_HASH = -1
@@ -19,12 +20,16 @@ class BlockPool:
     """``num_blocks`` blocks named 0..num_blocks-1.
 
     A block is free when nothing refers to it; it keeps its hash, and can be hit, until it is handed out again.
+
+    Attributes:
+        events: where what the prefix cache gains and loses is noted; None = nowhere.
     """
 
-    __slots__ = ("_cached", "_caching", "_free", "_hash", "_refs", "num_blocks")
+    __slots__ = ("_cached", "_caching", "_free", "_hash", "_refs", "events", "num_blocks")
 
     def __init__(self, num_blocks: int, enable_caching: bool) -> None:
         self.num_blocks = num_blocks
+        self.events: list[KvEvent] | None = None
         self._caching = enable_caching
         self._refs = [0] * num_blocks
         self._hash = [_NO_HASH] * num_blocks
@@ -92,10 +97,12 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def publish(self, blocks: Sequence[int], hashes: Sequence[int], start: int, end: int) -> None:
-        """Let the prefix cache find ``blocks[start:end]`` under ``hashes[start:end]``."""
+    def publish(self, blocks: Sequence[int], hashes: Sequence[int], start: int, end: int, request_id: str = "") -> None:
+        """Let the prefix cache find ``blocks[start:end]`` under ``hashes[start:end]``; whose they are is noted too."""
         if not self._caching:
             return
+        if self.events is not None:
+            self.events.append(KvEvent(KvTier.HBM, True, tuple(hashes[start:end]), request_id, start))
         cached = self._cached
         for i in range(start, end):
             key, block = hashes[i], blocks[i]
@@ -130,6 +137,8 @@ class BlockPool:
         """Forget all cached content. False, and nothing done, while any block is in use."""
         if self.num_used:
             return False
+        if self.events is not None:
+            self.events.append(KvEvent(KvTier.HBM, False, ()))
         self._cached.clear()
         self._hash = [_NO_HASH] * self.num_blocks
         return True
@@ -153,6 +162,8 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         key = self._hash[block]
+        if self.events is not None:
+            self.events.append(KvEvent(KvTier.HBM, False, (key,)))
         self._hash[block] = _NO_HASH
         held = self._cached[key]
         if isinstance(held, int):

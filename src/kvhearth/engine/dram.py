@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
+from kvhearth.engine.ports import KvEvent, KvTier
 from kvhearth.engine.validate import ensure
 
 _WRITING = -1
@@ -20,12 +21,16 @@ class DramTier:
 
     Only idle chunks are ever evicted, so what a transfer touches stays. What does not fit as a whole is not taken, and
     the caller goes without: nobody waits for room here.
+
+    Attributes:
+        events: where what can be read from now on, and no more, is noted; None = nowhere.
     """
 
-    __slots__ = ("_idle", "_readers", "capacity")
+    __slots__ = ("_idle", "_readers", "capacity", "events")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.events: list[KvEvent] | None = None
         self._readers: OrderedDict[int, int] = OrderedDict()  # least recently used first
         self._idle = 0
 
@@ -36,6 +41,15 @@ class DramTier:
         """Whether the chunk can be read: False while it is being written, None when it is not here."""
         count = self._readers.get(key)
         return None if count is None else count != _WRITING
+
+    def leading(self, keys: Iterable[int]) -> int:
+        """How many leading ``keys`` can be read."""
+        count = 0
+        for key in keys:
+            if not self.ready(key):
+                break
+            count += 1
+        return count
 
     def reserve(self, keys: Collection[int], protect: Collection[int]) -> bool:
         """Make room for ``keys`` (none is held) and mark them as being written. False, and nothing done: no room.
@@ -58,6 +72,8 @@ class DramTier:
                 return False
             for key in victims:
                 del readers[key]
+            if self.events is not None:
+                self.events.append(KvEvent(KvTier.DRAM, False, tuple(victims)))
             self._idle -= missing
         for key in keys:
             readers[key] = _WRITING
@@ -68,6 +84,8 @@ class DramTier:
         for key in keys:
             self._readers[key] = 0
         self._idle += len(keys)
+        if self.events is not None and keys:
+            self.events.append(KvEvent(KvTier.DRAM, True, tuple(keys)))
 
     def lost(self, keys: Iterable[int]) -> None:
         """The writes of these failed: they are gone."""
@@ -101,6 +119,8 @@ class DramTier:
         """Forget everything. False, and nothing done, while a chunk is read or written."""
         if self._idle != len(self._readers):
             return False
+        if self.events is not None and self._readers:
+            self.events.append(KvEvent(KvTier.DRAM, False, ()))
         self._readers.clear()
         self._idle = 0
         return True

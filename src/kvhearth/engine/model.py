@@ -6,6 +6,8 @@ are asked of the `Transfers` and `StepCost` that are handed in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvhearth.engine.accounting import overlap, settle
 from kvhearth.engine.ports import Counters, EngineConfig, EngineRequest, Finished, Sources, Step, StepCost, Transfers
 from kvhearth.engine.request import NEVER, RequestState
@@ -23,18 +25,22 @@ class EngineModel:
     Args:
         config: shape and limits.
         cost: what a step takes; None = no time.
+        tell_events: steps carry ``kv_events``.
 
     Raises:
         UserError: a limit in ``config`` is impossible.
     """
 
-    def __init__(self, config: EngineConfig, cost: StepCost | None = None) -> None:
+    def __init__(self, config: EngineConfig, cost: StepCost | None = None, *, tell_events: bool = False) -> None:
         check_config(config)
         self.config = config
         self.counters = Counters()
         self._cost = cost
         self._requests: dict[str, RequestState] = {}
         self._scheduler = Scheduler(config, self.counters)
+        self._tell_events = tell_events
+        if tell_events:
+            self._scheduler.tell_events()
 
     @property
     def num_running(self) -> int:
@@ -123,7 +129,18 @@ class EngineModel:
             offload = self._scheduler.offload
             stuck = not preempted and not step.duration_ns and (offload is None or not offload.has_news)
             step.waiting_on_transfers = stuck and self.has_work
+        if self._tell_events:
+            step.kv_events = self._scheduler.take_events()
         return step
+
+    def held_in_hbm(self, hashes: Sequence[int]) -> int:
+        """How many leading blocks the prefix cache would hit now; changes nothing."""
+        return len(self._scheduler.pool.longest_hit(hashes, len(hashes)))
+
+    def held_in_dram(self, keys: Sequence[int]) -> int:
+        """How many leading chunks could be loaded from the engine's DRAM now; changes nothing."""
+        offload = self._scheduler.offload
+        return 0 if offload is None else offload.dram.leading(keys)
 
     def block_table(self, request_id: str) -> tuple[int, ...]:
         """The blocks that a request holds, in order; empty when it holds none or is not here."""

@@ -14,7 +14,7 @@ from kvhearth.engine.accounting import DRAM, STORE, Hit
 from kvhearth.engine.block_pool import BlockPool
 from kvhearth.engine.dram import DramTier
 from kvhearth.engine.jobs import InFlight, Jobs
-from kvhearth.engine.ports import Counters, EngineConfig, Job, JobKind, OffloadMode, Transfers
+from kvhearth.engine.ports import Counters, EngineConfig, Job, JobKind, KvEvent, KvTier, OffloadMode, Transfers
 from kvhearth.engine.request import RequestState
 from kvhearth.engine.saves import Saves
 from kvhearth.engine.store_tier import StoreTier
@@ -197,6 +197,8 @@ class Offloader:
             else:
                 self.dram.unpin(job.keys)
                 self._counters.put_bytes += ok * self._chunk_bytes
+                if self.dram.events is not None and ok:
+                    self.dram.events.append(KvEvent(KvTier.STORE, True, job.keys[:ok]))
         self._store_news.clear()
 
     def _may_come(self, request: RequestState, index: int, key: int) -> bool:

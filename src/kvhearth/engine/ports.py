@@ -163,6 +163,32 @@ class StepCost(Protocol):
         requests generate one token each over ``sum_context`` tokens of context in total."""
 
 
+class KvTier(Enum):
+    """Where an engine has KV, or has put it."""
+
+    HBM = "hbm"
+    DRAM = "dram"
+    STORE = "store"
+
+
+class KvEvent(NamedTuple):
+    """Something entered a tier or left it, in the engine's own keys.
+
+    Attributes:
+        tier: where. Keys of HBM are block hashes, the others' chunk keys.
+        stored: True = it can be found there from now on; False = it is gone.
+        keys: which; none and not stored: everything, the tier was emptied. As in vLLM, HBM may hold several copies of a
+            block, each of them stored and removed for itself.
+        request_id: HBM, stored: whose blocks they are, consecutive ones from its ``first`` on, counted from 0.
+    """
+
+    tier: KvTier
+    stored: bool
+    keys: tuple[int, ...]
+    request_id: str = ""
+    first: int = 0
+
+
 class Sources(NamedTuple):
     """Prompt tokens by where their KV came from, when the request first got past its prompt; sums to the prompt."""
 
@@ -231,6 +257,8 @@ class Step:
         duration_ns: modelled duration, what it waits for saves included (which may be all that it does).
         waiting_on_transfers: True when nothing was scheduled though requests wait for a lookup or a load: call again
             when the port has news.
+        kv_events: what entered and left the tiers since the last step, each tier's in order; none unless the model was
+            made to tell.
     """
 
     scheduled: dict[str, int] = field(default_factory=dict)
@@ -239,3 +267,4 @@ class Step:
     preempted: list[str] = field(default_factory=list)
     duration_ns: int = 0
     waiting_on_transfers: bool = False
+    kv_events: list[KvEvent] = field(default_factory=list)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kvhearth.engine.accounting import HBM
 from kvhearth.engine.block_pool import BlockPool
 from kvhearth.engine.offload import Offloader
-from kvhearth.engine.ports import Counters, EngineConfig, OffloadMode, Transfers
+from kvhearth.engine.ports import Counters, EngineConfig, KvEvent, OffloadMode, Transfers
 from kvhearth.engine.request import RequestState
 from kvhearth.engine.validate import ensure
 
@@ -71,6 +71,22 @@ class Scheduler:
         if self.offload is None:
             return Plan(batch, preempted, 0)
         return Plan(batch, preempted, self.offload.end_step(batch, preempted, transfers))
+
+    def tell_events(self) -> None:
+        """From now on note what enters and leaves the tiers, for `take_events`."""
+        self.pool.events = []
+        if self.offload is not None:
+            self.offload.dram.events = []
+
+    def take_events(self) -> list[KvEvent]:
+        """What has been noted since the last call, HBM's first, as in vLLM."""
+        events: list[KvEvent] = []
+        if self.pool.events:
+            events, self.pool.events = self.pool.events, []
+        if self.offload is not None and self.offload.dram.events:
+            events += self.offload.dram.events
+            self.offload.dram.events = []
+        return events
 
     def retire(self, finished: Iterable[RequestState]) -> None:
         """Take requests that are done out of the running ones."""
@@ -239,7 +255,7 @@ class Scheduler:
     def _publish(self, request: RequestState, end: int) -> None:
         full = end // self._config.block_size
         if full > request.published:
-            self.pool.publish(request.blocks, request.hashes, request.published, full)
+            self.pool.publish(request.blocks, request.hashes, request.published, full, request.request_id)
             request.published = full
 
     def _finish_load(self, request: RequestState) -> None:

@@ -1,7 +1,8 @@
 """The emulated models' tokenizer, reversible and without a vocabulary file, and the content hashes of blocks.
 
-A token is a piece of at most five UTF-8 bytes and its id holds those bytes, so decoding needs no table. It is not any
-real model's tokenizer: lengths come out near four bytes a token, words never share a token with their neighbours.
+A token is an optional space or line feed and up to four letters, or up to three bytes of anything else. Its id, below
+2**29 as whoever takes token ids expects, holds those bytes, so decoding needs no table. It is not any real model's
+tokenizer: lengths come out near four bytes a token, words never share a token with their neighbours.
 """
 
 from __future__ import annotations
@@ -14,17 +15,29 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-VOCAB_SIZE = 1 << 43
-"""Ids lie below this: three bits of length above five bytes of text."""
+VOCAB_SIZE = 1 << 29
+"""Ids lie below this: whether it is a word, what leads it, how many characters follow, and those in 24 bits."""
 
 WORD_BYTES = 5
 """Bytes (and characters) of one generated token: a space and four lowercase letters."""
 
-_PIECE = re.compile(rb"[ \n]?[^ \n]{1,4}|[ \n]")
-_LENGTH_SHIFT = 40
+_ALPHABET = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,"
+_PAIRS = [bytes((first, second)) for first in _ALPHABET for second in _ALPHABET]
+_PIECE = re.compile(rb"[ \n]?[A-Za-z0-9.,]{1,4}|[ \n]?[^ \nA-Za-z0-9.,]{1,3}|[ \n]")
+_LEADS = (b"", b" ", b"\n")
+_WORD = 1 << 28
+_LEAD_SHIFT = 26
+_COUNT_SHIFT = 24
+_PAYLOAD = (1 << _COUNT_SHIFT) - 1
+_WORD_LETTERS = 4
 _REPLACEMENT = "\ufffd".encode()
 _LETTERS = 26
 _MASK_64 = (1 << 64) - 1
+_NO_LETTER = 64
+_CODE = np.full(256, _NO_LETTER, dtype=np.uint32)
+_CODE[list(_ALPHABET)] = np.arange(64, dtype=np.uint32)
+_LEAD = np.zeros(256, dtype=np.uint32)
+_LEAD[[ord(" "), ord("\n")]] = (1, 2)
 
 
 def encode(text: str) -> list[int]:
@@ -37,21 +50,40 @@ def encode(text: str) -> list[int]:
     except UnicodeEncodeError:
         raw = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
     pieces = _PIECE.findall(raw)
-    lengths = np.fromiter(map(len, pieces), dtype=np.uint64, count=len(pieces))
-    left_aligned = np.array(pieces, dtype="S8").view(">u8").astype(np.uint64)
-    ids: list[int] = (
-        lengths << np.uint64(_LENGTH_SHIFT) | left_aligned >> (np.uint64(64) - np.uint64(8) * lengths)
-    ).tolist()
-    return ids
+    if not pieces:
+        return []
+    lengths = np.fromiter(map(len, pieces), dtype=np.uint32, count=len(pieces))
+    rows = np.array(pieces, dtype="S8").view(np.uint8).reshape(-1, 8)
+    leads = _LEAD[rows[:, 0]]
+    body = np.where((leads > 0)[:, None], rows[:, 1:5], rows[:, 0:4])
+    counts = lengths - (leads > 0)
+    codes = _CODE[body]
+    words = (codes[:, 0] != _NO_LETTER) & (counts > 0)
+    codes[np.arange(_WORD_LETTERS) >= counts[:, None]] = 0
+    letters = codes[:, 0] << 18 | codes[:, 1] << 12 | codes[:, 2] << 6 | codes[:, 3]
+    wide = body.astype(np.uint32)
+    others = wide[:, 0] << 16 | wide[:, 1] << 8 | wide[:, 2]
+    ids = leads << _LEAD_SHIFT | np.where(
+        words, _WORD | (counts - 1) << _COUNT_SHIFT | letters, counts << _COUNT_SHIFT | others
+    )
+    result: list[int] = ids.tolist()
+    return result
 
 
 def token_bytes(token_id: int) -> bytes:
     """The bytes of one token; an id that `encode` never gives stands for U+FFFD."""
-    length = token_id >> _LENGTH_SHIFT
-    payload = token_id & ((1 << _LENGTH_SHIFT) - 1)
-    if not 1 <= length <= WORD_BYTES or payload >> (8 * length):
+    lead, count, payload = token_id >> _LEAD_SHIFT & 3, token_id >> _COUNT_SHIFT & 3, token_id & _PAYLOAD
+    if lead == len(_LEADS) or not 0 <= token_id < VOCAB_SIZE:
         return _REPLACEMENT
-    return payload.to_bytes(length, "big")
+    if token_id & _WORD:
+        rest = 6 * (3 - count)
+        letters = (_PAIRS[payload >> 12] + _PAIRS[payload & 4095])[: count + 1]
+    else:
+        rest = 8 * (3 - count)
+        letters = payload.to_bytes(3, "big")[:count]
+    if payload & ((1 << rest) - 1) or not (lead or letters):
+        return _REPLACEMENT
+    return _LEADS[lead] + letters
 
 
 def decode(token_ids: Sequence[int]) -> str:
@@ -110,11 +142,11 @@ def output_tokens(seed: int, n: int) -> list[int]:
     Each is one word, a space and four lowercase letters, so that the text encodes to the same ids when it comes back
     as part of the next prompt. A shorter answer to the same seed is a prefix of a longer one.
     """
-    draws = _splitmix64(seed, n) % np.uint64(_LETTERS**4)
-    ids = np.full(n, WORD_BYTES << _LENGTH_SHIFT | ord(" ") << 32, dtype=np.uint64)
-    for position in range(4):
+    draws = _splitmix64(seed, n) % np.uint64(_LETTERS**_WORD_LETTERS)
+    ids = np.full(n, _WORD | 1 << _LEAD_SHIFT | (_WORD_LETTERS - 1) << _COUNT_SHIFT, dtype=np.uint64)
+    for position in range(_WORD_LETTERS):
         draws, letter = np.divmod(draws, np.uint64(_LETTERS))
-        ids |= (letter + np.uint64(ord("a"))) << np.uint64(8 * position)
+        ids |= letter << np.uint64(6 * position)
     result: list[int] = ids.tolist()
     return result
 

@@ -48,3 +48,8 @@ STORE_PAYLOAD = _counter(
 STORE_ERRORS = _counter("store_errors", "", "Store calls that failed or ran out of time; each was a miss.")
 WRONG_VALUES = _counter("wrong_bytes", "bytes", "Bytes of values that were not what their key stands for; all misses.")
 PUTS_DROPPED = _counter("puts_dropped", "", "Chunks not put in the store because its queue was full.")
+
+EVENT_BATCHES = _counter("event_batches", "", "Batches of KV events, published or held back by a fault.")
+FAULTS = Metric(
+    "kvhearth_emulator_faults", Kind.COUNTER, "", "Faults that happened because they were asked for.", ("fault",)
+)

@@ -8,18 +8,20 @@ and no clock enters what is simulated.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from random import Random
 from time import process_time
 from typing import NamedTuple
 
 from kvhearth.engine import EngineModel
 from kvhearth.engine.links import ModelledLinks
-from kvhearth.engine.ports import EngineConfig, EngineRequest, Job, JobDone, JobKind, OffloadMode, Step, StepCost
+from kvhearth.engine.ports import EngineConfig, EngineRequest, OffloadMode, Step, StepCost
 from kvhearth.errors import UserError
+from kvhearth.planner.holders import ClusterHolders, IndexHolders
 from kvhearth.planner.outcome import Outcome, Served, summarise
+from kvhearth.planner.virtual import VirtualStore, VirtualTransfers
 from kvhearth.planner.workload import (
     WORD_BYTES,
     Segment,
@@ -31,8 +33,10 @@ from kvhearth.planner.workload import (
     total_tokens,
 )
 from kvhearth.routing.hashing import DEFAULT_MAX_PIECES, DEFAULT_PIECE_BYTES, estimate_tokens
-from kvhearth.routing.ports import EngineView, RouteRequest
-from kvhearth.routing.registry import make_policy
+from kvhearth.routing.policies.kv_aware import KvAware
+from kvhearth.routing.ports import EngineView, Hits, RouteRequest
+from kvhearth.routing.registry import KvParts, make_policy
+from kvhearth.routing.ttft import Predictor, TtftCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,9 @@ class ClusterConfig:
         links: makes one engine's links (called once an engine).
         policy: routing policy by name.
         store_chunks: capacity of the shared store, in chunks (mode shared).
+        ttft_cost: what policy kv-aware predicts with; None = it learns a rate.
+        index_bytes: kv-aware sees what a router's index of this size learns from the engines' events; 0 = it knows
+            exactly what they hold.
     """
 
     engines: int
@@ -54,6 +61,8 @@ class ClusterConfig:
     links: Callable[[], ModelledLinks]
     policy: str = "prefix"
     store_chunks: int = 0
+    ttft_cost: TtftCost | None = None
+    index_bytes: int = 0
 
 
 class Simulated(NamedTuple):
@@ -76,102 +85,30 @@ def simulate(workload: Workload, config: ClusterConfig, on_served: Callable[[Ser
     return _Cluster(workload, config, on_served).run()
 
 
-class VirtualStore:
-    """Which chunks the shared store holds: least recently used out first."""
-
-    def __init__(self, capacity_chunks: int) -> None:
-        self._capacity = capacity_chunks
-        self._keys: OrderedDict[int, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def leading(self, keys: Sequence[int]) -> int:
-        """How many leading keys are present; touches them."""
-        for index, key in enumerate(keys):
-            if key not in self._keys:
-                return index
-            self._keys.move_to_end(key)
-        return len(keys)
-
-    def put(self, keys: Sequence[int]) -> None:
-        """Add chunks, evicting the oldest."""
-        for key in keys:
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-        while len(self._keys) > self._capacity:
-            self._keys.popitem(last=False)
-
-
-class VirtualTransfers:
-    """The engine's port in virtual time; its driver sets ``now_ns`` before each step."""
-
-    def __init__(self, links: ModelledLinks, store: VirtualStore) -> None:
-        self.now_ns = 0
-        self._links = links
-        self._store = store
-        self._order = count()
-        self._jobs: list[tuple[int, int, Job]] = []
-        self._loads_from_ns = 0
-        self._lookups: dict[str, dict[tuple[int, ...], int]] = {}
-        self._answers: dict[str, dict[tuple[int, ...], int]] = {}
-
-    def lookup(self, request_id: str, keys: Sequence[int]) -> int | None:
-        """See `engine.ports.Transfers`; the store is asked when the modelled round trip is over."""
-        wanted = tuple(keys)
-        answers = self._answers.setdefault(request_id, {})
-        if wanted in answers:
-            return answers[wanted]
-        ready_ns = self._lookups.setdefault(request_id, {}).setdefault(wanted, self._links.lookup_ns(self.now_ns))
-        if ready_ns > self.now_ns:
-            return None
-        del self._lookups[request_id][wanted]
-        answers[wanted] = self._store.leading(wanted)
-        return answers[wanted]
-
-    def start(self, job: Job) -> None:
-        """See `engine.ports.Transfers`."""
-        from_ns = max(self.now_ns, self._loads_from_ns) if job.kind is JobKind.LOAD else self.now_ns
-        heapq.heappush(self._jobs, (self._links.done_ns(from_ns, job), next(self._order), job))
-
-    def flush(self, job_ids: Sequence[int]) -> int:
-        """See `engine.ports.Transfers`."""
-        ends_ns = [done_ns for done_ns, _, job in self._jobs if job.job_id in job_ids]
-        self._loads_from_ns = max(ends_ns, default=self.now_ns)
-        return max(0, self._loads_from_ns - self.now_ns)
-
-    def finished(self) -> list[JobDone]:
-        """See `engine.ports.Transfers`. A put becomes visible, and a fetch is checked, when it ends."""
-        done = []
-        while self._jobs and self._jobs[0][0] <= self.now_ns:
-            job = heapq.heappop(self._jobs)[2]
-            arrived = len(job.keys)
-            if job.kind is JobKind.PUT:
-                self._store.put(job.keys)
-            elif job.kind is JobKind.FETCH:
-                arrived = self._store.leading(job.keys)
-            done.append(JobDone(job.job_id, arrived))
-        return done
-
-    def forget(self, request_id: str) -> None:
-        """See `engine.ports.Transfers`."""
-        self._lookups.pop(request_id, None)
-        self._answers.pop(request_id, None)
-
-    def next_ns(self) -> int | None:
-        """When the port will next have news, or None. Answers that are there and not yet taken are no news."""
-        times = [ready for lookups in self._lookups.values() for ready in lookups.values() if ready > self.now_ns]
-        if self._jobs:
-            times.append(self._jobs[0][0])
-        return min(times, default=None)
-
-
 class _Turn:
     """A request on its way."""
 
-    __slots__ = ("due_ns", "engine", "first_token_ns", "index", "load", "output_tokens", "prompt", "user")
+    __slots__ = (
+        "chain",
+        "due_ns",
+        "engine",
+        "first_token_ns",
+        "hits",
+        "index",
+        "load",
+        "output_tokens",
+        "prefill",
+        "prompt",
+        "route",
+        "user",
+        "view",
+    )
 
-    engine: _Engine  # from its arrival on
+    engine: _Engine  # these from its arrival on
+    route: RouteRequest
+    view: EngineView
+    hits: Hits
+    chain: Sequence[int]
 
     def __init__(self, user: User, index: int, due_ns: int, prompt: tuple[Segment, ...]) -> None:
         self.user = user
@@ -180,6 +117,7 @@ class _Turn:
         self.prompt = prompt
         self.output_tokens = user.turns[index].output_tokens
         self.load = 0
+        self.prefill = 0
         self.first_token_ns = 0
 
 
@@ -188,12 +126,13 @@ class _Engine:
 
     def __init__(self, name: str, config: ClusterConfig, store: VirtualStore) -> None:
         self.name = name
-        self.model = EngineModel(config.engine, config.cost)
+        self.model = EngineModel(config.engine, config.cost, tell_events=bool(config.index_bytes))
         self.port = VirtualTransfers(config.links(), store)
         self.in_step = False
         self.wake_ns: int | None = None
         self.requests_in_flight = 0
         self.tokens_in_flight = 0
+        self.prefill_tokens = 0
         self.busy_ns = 0
         self.usage_ns = 0.0
         self.usage_peak = 0.0
@@ -213,11 +152,24 @@ class _Cluster:
         store = VirtualStore(config.store_chunks if config.engine.mode is OffloadMode.SHARED else 0)
         self._engines = [_Engine(f"engine-{i}", config, store) for i in range(config.engines)]
         self._by_name = {engine.name: engine for engine in self._engines}
-        self._policy = make_policy(config.policy)
+        self._predictor = Predictor(config.ttft_cost)
+        self._now_ns = 0
+        self._holders = self._know_holders(store)
+        kv = KvParts(self._holders, self._predictor, Random(0))
+        self._policy = make_policy(config.policy, kv=kv, rng=Random(0))
+        self._keyed = config.policy == KvAware.name
         self._order = count()
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
         self._turns: dict[str, _Turn] = {}
         self._served: list[Served] = []
+
+    def _know_holders(self, store: VirtualStore) -> ClusterHolders | IndexHolders:
+        config = self._config
+        if not config.index_bytes:
+            return ClusterHolders({engine.name: engine.model for engine in self._engines}, store.leading_held)
+        holders = IndexHolders(config.index_bytes, lambda: self._now_ns / 1e9, config.engine.blocks_per_chunk)
+        store.on_evicted = holders.evicted
+        return holders
 
     def run(self) -> Simulated:
         begun = process_time()
@@ -228,6 +180,7 @@ class _Cluster:
             if not self._events:
                 raise RuntimeError(f"{requests - len(self._served)} requests are stuck")
             at_ns, _, happen = heapq.heappop(self._events)
+            self._now_ns = at_ns
             happen(at_ns)
         return self._result(process_time() - begun)
 
@@ -244,39 +197,70 @@ class _Cluster:
         engine = self._route(turn)
         request_id = f"{turn.user.name}/{turn.index}"
         content = (*turn.prompt, output_segment(turn.prompt, turn.output_tokens))
+        turn.chain = content_chain(content, self._config.engine.block_size)
         self._turns[request_id] = turn
         engine.model.submit(
             EngineRequest(
                 request_id,
                 total_tokens(turn.prompt),
                 turn.output_tokens,
-                content_chain(content, self._config.engine.block_size),
+                turn.chain,
             )
         )
         self._continue(engine, now_ns)
 
     def _route(self, turn: _Turn) -> _Engine:
-        pieces = content_chain(turn.prompt, DEFAULT_PIECE_BYTES, WORD_BYTES)[:DEFAULT_MAX_PIECES]
-        turn.load = estimate_tokens(total_tokens(turn.prompt) * WORD_BYTES)
-        views = [EngineView(e.name, e.requests_in_flight, e.tokens_in_flight) for e in self._engines]
-        decision = self._policy.pick(RouteRequest("model", pieces, turn.load), views)
+        route = turn.route = self._route_request(turn)
+        views = [
+            EngineView(
+                engine.name,
+                engine.requests_in_flight,
+                engine.tokens_in_flight,
+                engine.prefill_tokens,
+                ttft_factor=self._predictor.factor(engine.name),
+            )
+            for engine in self._engines
+        ]
+        decision = self._policy.pick(route, views)
         if decision.engine is None:
             raise UserError(
                 f"the router refuses: {decision.refusal}", where="--engines", remedy="simulate at least one"
             )
         engine = turn.engine = self._by_name[decision.engine]
+        turn.view, turn.hits = views[self._engines.index(engine)], decision.hits
+        turn.load, turn.prefill = route.prompt_tokens, max(1, route.prompt_tokens - sum(decision.hits))
         engine.requests_in_flight += 1
         engine.tokens_in_flight += turn.load
+        engine.prefill_tokens += turn.prefill
         return engine
+
+    def _route_request(self, turn: _Turn) -> RouteRequest:
+        """What the router sees: token ids where the policy looks at them, else text. A user of one turn names no
+        session."""
+        tokens, session = total_tokens(turn.prompt), turn.user.name if len(turn.user.turns) > 1 else ""
+        if self._keyed:
+            block = self._config.engine.block_size
+            return RouteRequest(
+                "model", (), tokens, session, self._holders.keys(content_chain(turn.prompt, block)), block
+            )
+        pieces = content_chain(turn.prompt, DEFAULT_PIECE_BYTES, WORD_BYTES)[:DEFAULT_MAX_PIECES]
+        return RouteRequest("model", pieces, estimate_tokens(tokens * WORD_BYTES), session)
+
+    def _first_token(self, turn: _Turn, now_ns: int) -> None:
+        turn.first_token_ns = now_ns
+        turn.engine.prefill_tokens -= turn.prefill
+        if self._keyed:
+            self._holders.settle(turn.engine.name, turn.route.block_keys)
+            self._predictor.observe(turn.view, turn.load, turn.hits, (now_ns - turn.due_ns) / 1e9)
 
     def _continue(self, engine: _Engine, now_ns: int) -> None:
         """Begin the engine's next step if it can; otherwise see to it that transfers wake it."""
         if engine.in_step:
             return
         engine.port.now_ns = now_ns
-        step = engine.model.step(engine.port)
+        step = self._step(engine)
         while not (step.duration_ns or step.waiting_on_transfers) and engine.model.has_work:
-            step = engine.model.step(engine.port)  # it only made way, or has news to take in: no time has passed
+            step = self._step(engine)  # it only made way, or has news to take in: no time has passed
         if step.duration_ns:
             engine.in_step = True
             engine.note_usage(step)
@@ -287,6 +271,12 @@ class _Cluster:
             engine.wake_ns = wake_ns = max(wake_ns, now_ns + 1)
             self._at(wake_ns, lambda now: self._wake(engine, now))
 
+    def _step(self, engine: _Engine) -> Step:
+        step = engine.model.step(engine.port)
+        if step.kv_events:
+            self._holders.told(engine.name, step.kv_events, lambda request_id: self._turns[request_id].chain)
+        return step
+
     def _wake(self, engine: _Engine, now_ns: int) -> None:
         if engine.wake_ns == now_ns:
             engine.wake_ns = None
@@ -296,7 +286,8 @@ class _Cluster:
         engine.in_step = False
         for request_id in step.sampled:
             turn = self._turns[request_id]
-            turn.first_token_ns = turn.first_token_ns or now_ns
+            if not turn.first_token_ns:
+                self._first_token(turn, now_ns)
         for finished in step.finished:
             self._finish(self._turns.pop(finished.request_id), finished.prompt_tokens, now_ns)
         self._continue(engine, now_ns)

@@ -10,6 +10,7 @@ from kvhearth.engine.ports import OffloadMode
 from kvhearth.engine.sizing import size_engine, stored_bytes
 from kvhearth.errors import UserError
 from kvhearth.planner.cluster import ClusterConfig
+from kvhearth.routing.ttft import ModelledCost
 from kvhearth.stack import DEFAULT_GPU_MEMORY_UTILIZATION, Pool, Stack, stack_of
 from kvhearth.stack.fit import chunk_bytes, pool_cost
 from kvhearth.store.server.config import StoreConfig
@@ -48,6 +49,7 @@ def cluster_of(stack: Stack) -> ClusterConfig:
         links=partial(modelled_links, cost, pool.emulator.store_link, engine.chunk_bytes),
         policy=stack.router.policy,
         store_chunks=_store_chunks(stack, pool, cost),
+        ttft_cost=ModelledCost(cost, pool.emulator.store_link, engine.chunk_bytes),
     )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from xxhash import xxh3_128_digest
@@ -26,17 +27,23 @@ MAX_PARTS = 1024
 
 MAX_PART_HEAD_BYTES = 4096
 
+_T = TypeVar("_T")
+
 _BOUNDARY = re.compile(rb'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
 _MODEL_PART = re.compile(rb'(?:^|\r\n)content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:;|\r\n|$)', re.IGNORECASE)
 
 
 class Routable(NamedTuple):
-    """``content`` is what the prompt hashes are taken over; ``tokens`` estimates its load."""
+    """``content`` is what the prompt hashes are taken over; ``tokens`` estimates its load.
+
+    ``session`` is what the body says keeps requests together (``prompt_cache_key``, else ``user``), "" for nothing.
+    """
 
     model: str | None
     content: bytes
     salt: str
     tokens: int
+    session: str = ""
 
 
 class BadBody(Exception):
@@ -51,7 +58,10 @@ class BadBody(Exception):
 class _Body(msgspec.Struct):
     model: str | None = None
     cache_salt: str | None = None
+    prompt_cache_key: Any = None
+    user: Any = None
     tools: Any = None
+    system: Any = None
     instructions: Any = None
     messages: Any = None
     prompt: Any = None
@@ -64,6 +74,9 @@ class _Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_decode_all = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_top = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_NAMES = _Body.__struct_fields__
 
 
 def read_body(body: bytes, content_type: bytes) -> Routable:
@@ -72,22 +85,85 @@ def read_body(body: bytes, content_type: bytes) -> Routable:
     Raises:
         BadBody: it is not JSON, not an object, has too many values, or its model is not a string.
     """
-    if content_type[:19].lower() == b"multipart/form-data":
-        return Routable(_multipart_model(body, content_type), b"", "", 1)
+    if is_form(content_type):
+        return read_form(body, content_type)
+    return _read(body, _decode_routable)
+
+
+def read_fields(body: bytes) -> dict[str, Any]:
+    """All fields of a JSON body, for whoever needs more of it than routing by its text does; raises as `read_body`."""
+    return _read(body, _decode_all)
+
+
+def routable_of(fields: dict[str, Any]) -> Routable:
+    """What `read_body` would have made of the body that `read_fields` read; raises as it does."""
+    known = _Body(**{name: fields[name] for name in _NAMES if name in fields})
+    for name in ("model", "cache_salt"):
+        value = getattr(known, name)
+        if value is not None and not isinstance(value, str):
+            raise BadBody(f"Expected `str | null` - at `{name}`", name)
+    try:
+        return _routable(known)
+    except RecursionError:
+        raise BadBody(_TOO_DEEP) from None
+
+
+def session_of(fields: dict[str, Any]) -> str:
+    """As `Routable.session`."""
+    key, user = fields.get("prompt_cache_key"), fields.get("user")
+    if isinstance(key, str) and key:
+        return key
+    return user if isinstance(user, str) else ""
+
+
+def is_form(content_type: bytes) -> bool:
+    """Whether the body is a form, of which only the model is read."""
+    return content_type[:19].lower() == b"multipart/form-data"
+
+
+def read_form(body: bytes, content_type: bytes) -> Routable:
+    """Model of a multipart form; raises BadBody when it has no boundary."""
+    span = _multipart_model(body, content_type)
+    return Routable(None if span is None else body[slice(*span)].decode("utf-8", "replace"), b"", "", 1)
+
+
+def with_model(body: bytes, content_type: bytes, model: str) -> bytes:
+    """The body (one that was read before) with another model; all other values stay as they were, byte for byte."""
+    if is_form(content_type):
+        span = _multipart_model(body, content_type)
+        return body if span is None else body[: span[0]] + model.encode() + body[span[1] :]
+    top = _decode_top(body)
+    top["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(top)
+
+
+_TOO_DEEP = "the body is not JSON that can be read: it is nested too deeply"
+
+
+def _read(body: bytes, read: Callable[[bytes], _T]) -> _T:
     if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise BadBody(f"the body has more than {MAX_VALUES} values")
-    content = _Content()
     try:
-        fields = _decode(body)
-        content.add_fields(fields)
+        return read(body)
     except msgspec.ValidationError as error:
         message, _, param = str(error).partition(" - at `$.")
         raise BadBody(f"{message} - at `{param}" if param else message, param.rstrip("`") or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBody(f"the body is not JSON: {error}") from None
     except RecursionError:
-        raise BadBody("the body is not JSON that can be read: it is nested too deeply") from None
-    return Routable(fields.model, b"".join(content.pieces), fields.cache_salt or "", content.tokens())
+        raise BadBody(_TOO_DEEP) from None
+
+
+def _decode_routable(body: bytes) -> Routable:
+    return _routable(_decode(body))
+
+
+def _routable(fields: _Body) -> Routable:
+    content = _Content()
+    content.add_fields(fields)
+    key, user = fields.prompt_cache_key, fields.user
+    session = key if isinstance(key, str) and key else user if isinstance(user, str) else ""
+    return Routable(fields.model, b"".join(content.pieces), fields.cache_salt or "", content.tokens(), session)
 
 
 class _Content:
@@ -104,6 +180,7 @@ class _Content:
         if fields.tools:
             self.pieces.append(msgspec.json.encode(fields.tools))
         for value in (
+            fields.system,
             fields.instructions,
             fields.messages,
             fields.prompt,
@@ -163,8 +240,8 @@ class _Content:
         self.non_text += 1
 
 
-def _multipart_model(body: bytes, content_type: bytes) -> str | None:
-    """Value of the form field ``model`` (audio transcription and the like are sent as forms)."""
+def _multipart_model(body: bytes, content_type: bytes) -> tuple[int, int] | None:
+    """Where the value of the form field ``model`` begins and ends (audio transcription and the like are forms)."""
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:
         raise BadBody("multipart/form-data without a boundary")
@@ -176,6 +253,6 @@ def _multipart_model(body: bytes, content_type: bytes) -> str | None:
             break  # behind the last part
         end = body.find(b"\r\n" + delimiter, end_of_head)  # from there on, so that no byte is looked at twice
         if _MODEL_PART.search(body[start:end_of_head] + b"\r\n"):
-            return body[end_of_head + 4 : end].decode("utf-8", "replace")
+            return end_of_head + 4, end if end >= 0 else len(body)
         start = end
     return None

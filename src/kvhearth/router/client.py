@@ -28,7 +28,21 @@ WRITE_HIGH_BYTES = 256 * 1024
 class Request:
     """One request, complete or refused on the way (then ``refusal`` says how, and the connection ends after it)."""
 
-    __slots__ = ("body", "content_type", "forwarded", "http10", "keep_alive", "method", "path", "refusal", "target")
+    __slots__ = (
+        "body",
+        "content_type",
+        "forwarded",
+        "http10",
+        "keep_alive",
+        "method",
+        "path",
+        "rank",
+        "refusal",
+        "request_id",
+        "session",
+        "streams",
+        "target",
+    )
 
     def __init__(self) -> None:
         self.method = b""
@@ -38,16 +52,27 @@ class Request:
         self.keep_alive = False
         self.content_type = b""
         self.forwarded = b""
+        self.rank = b""
+        self.request_id = b""
+        self.session = b""
+        self.streams = False
         self.body = b""
         self.refusal: replies.Reply | None = None
 
-    def head_for(self, host: bytes) -> bytes:
-        """The head as sent to an engine; the body always goes with its length."""
-        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+    def head_for(self, host: bytes, rank: int | None) -> bytes:
+        """The head as sent to an engine, or to that data-parallel rank of it; the body always goes with its length.
+
+        A client's own choice of rank counts only where the router has none to choose.
+        """
+        chosen = b"" if rank is None else b"%d" % rank
+        if rank is None and self.rank:
+            chosen = self.rank
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%bcontent-length: %d\r\n\r\n" % (
             self.method,
             self.target,
             host,
             self.forwarded,
+            b"x-data-parallel-rank: %b\r\n" % chosen if chosen else b"",
             len(self.body),
         )
 
@@ -187,6 +212,10 @@ class ClientConnection(asyncio.Protocol):
         request.http10 = parser.get_http_version() == "1.0"
         request.keep_alive = parser.should_keep_alive()
         request.content_type = headers.first(b"content-type") or b""
+        request.rank = headers.taken.get(b"x-data-parallel-rank", b"")
+        request.request_id = headers.first(b"x-request-id") or b""
+        if self._router.session_header:
+            request.session = headers.first(self._router.session_header) or b""
         request.forwarded = headers.forwarded()
         refusal = self._router.refuse_head(request, headers)
         if request.method == b"CONNECT":

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
 from kvhearth.router import replies
 from kvhearth.router.upstream import UpstreamConnection
+from kvhearth.router.usage import read_usage
 from kvhearth.routing.ports import RouteRequest
 
 if TYPE_CHECKING:
     from kvhearth.router.client import ClientConnection, Request
-    from kvhearth.router.engines import Engine
+    from kvhearth.router.decisions import Choice
+    from kvhearth.router.engines import Target
     from kvhearth.router.router import Router
 
 NEVER = float("inf")
@@ -27,26 +30,34 @@ class Exchange:
     """
 
     __slots__ = (
+        "_before",
+        "_choice",
         "_chunked",
         "_client",
-        "_connecting",
-        "_engine",
+        "_first_at",
         "_framed",
         "_fresh_tried",
         "_head",
         "_head_sent",
+        "_last",
         "_pieces",
+        "_pieces_seen",
+        "_prefill_tokens",
         "_request",
         "_rerouted",
         "_route",
         "_router",
+        "_sent_at",
         "_stage",
         "_started",
         "_status",
+        "_streamed",
+        "_target",
+        "_task",
         "_upstream",
-        "_waiting_first_byte",
         "deadline",
         "keep_alive",
+        "prefill_ends",
     )
 
     def __init__(self, router: Router, client: ClientConnection, request: Request, route: RouteRequest) -> None:
@@ -55,9 +66,10 @@ class Exchange:
         self._request = request
         self._route = route
         self._started = router.now()
-        self._engine: Engine | None = None
+        self._choice: Choice | None = None
+        self._target: Target | None = None
         self._upstream: UpstreamConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._fresh_tried = False
         self._rerouted = False
         self._stage = "connect"
@@ -66,51 +78,85 @@ class Exchange:
         self._head_sent = False
         self._chunked = False
         self._framed = True
+        self._streamed = False
         self._pieces: list[bytes] = []
-        self._waiting_first_byte = True
+        self._pieces_seen = 0
+        self._before = self._last = b""
+        self._sent_at = self._started
+        self._first_at = 0.0
+        self._prefill_tokens = 0
+        self.prefill_ends = NEVER
         self.deadline = NEVER
         self.keep_alive = request.keep_alive
 
-    def start(self, engine: Engine) -> None:
-        """Send the request to ``engine``; called again for a retry on another one."""
-        self._engine = engine
-        engine.requests_in_flight += 1
-        engine.tokens_in_flight += self._route.prompt_tokens
+    @property
+    def request(self) -> Request:
+        return self._request
+
+    def wait_for(self, routed: Coroutine[None, None, None]) -> None:
+        """``routed`` will call `start` or `refuse`, when what routing needs is there; it ends by itself."""
+        self._task = self._router.loop.create_task(routed)
+
+    def start(self, route: RouteRequest, choice: Choice) -> None:
+        """Send the request to the target chosen; called again for a retry on another one."""
+        self._task = None
+        self._route = route
+        self._choice = choice
+        target = self._target = choice.target
+        self._prefill_tokens = choice.prefill_tokens
+        target.load(route.prompt_tokens, choice.prefill_tokens)
+        if choice.prefill_seconds:
+            self.prefill_ends = self._router.now() + choice.prefill_seconds
+        engine = target.engine
         while engine.idle:
             connection = engine.idle.pop()
             if connection.usable:
                 self._send(connection)
                 return
-        self._connect(engine)
+        self._connect(target)
 
-    def _connect(self, engine: Engine) -> None:
+    def refuse(self, reply: replies.Reply) -> None:
+        """There is no engine for it."""
+        self._task = None
+        self._answer(reply)
+
+    def prefilled(self) -> None:
+        """Its prompt is computed, or so it must be assumed."""
+        self.prefill_ends = NEVER
+        if self._prefill_tokens and self._target is not None:
+            self._target.prefilled(self._prefill_tokens)
+            self._prefill_tokens = 0
+
+    def _connect(self, target: Target) -> None:
         self._stage = "connect"
         self.deadline = self._router.now() + self._router.timeouts.connect_seconds
-        self._connecting = self._router.loop.create_task(self._open(engine))
+        self._task = self._router.loop.create_task(self._open(target))
 
-    async def _open(self, engine: Engine) -> None:
-        limits = self._router.limits
-        connection = UpstreamConnection(engine, limits.max_head_bytes, limits.max_idle_per_engine)
+    async def _open(self, target: Target) -> None:
+        router, engine = self._router, target.engine
+        connection = UpstreamConnection(engine, router.limits.max_head_bytes, router.limits.max_idle_per_engine)
         try:
-            await self._router.loop.create_connection(lambda: connection, engine.host, engine.port)
+            await router.loop.create_connection(lambda: connection, engine.host, engine.port)
         except asyncio.CancelledError:
             connection.abort()  # it may have opened just now
             raise
         except (OSError, UnicodeError) as error:
-            self._connecting = None
+            self._task = None
             if isinstance(error, ConnectionRefusedError):  # nobody listens; other errors may be of our own making
-                self._router.fleet.mark_down(engine, "connection refused", unreachable=True)
+                router.fleet.mark_down(engine, "connection refused", unreachable=True)
             self.upstream_failed("connect_failed")
             return
-        self._connecting = None
+        self._task = None
         self._send(connection)
 
     def _send(self, connection: UpstreamConnection) -> None:
-        assert self._engine is not None  # noqa: S101 - set by start, for the type checker
+        target = self._target
+        assert target is not None  # noqa: S101 - set by start, for the type checker
         self._upstream = connection
         self._stage = "first_byte"
-        self.deadline = self._router.now() + self._router.timeouts.first_byte_seconds
-        connection.send(self, self._request.head_for(self._engine.host_header), self._request.body)
+        self._sent_at = now = self._router.now()
+        self.deadline = now + self._router.timeouts.first_byte_seconds
+        connection.send(self, self._request.head_for(target.engine.host_header, target.rank), self._request.body)
         if self._client.write_paused:
             connection.pause_reading()
 
@@ -118,7 +164,7 @@ class Exchange:
 
     def on_head(self, status: int, reason: bytes, lines: bytes, length: bytes | None, *, has_body: bool) -> None:
         """The response's head is there; the next `flush` writes it."""
-        assert self._engine is not None  # noqa: S101
+        assert self._choice is not None  # noqa: S101
         framing = b""
         if length is not None:
             framing = b"content-length: %b\r\n" % length
@@ -135,12 +181,13 @@ class Exchange:
         elif self._request.http10:
             connection = b"connection: keep-alive\r\n"
         self._status = status
-        self._head = b"HTTP/1.1 %d %b\r\n%bserver: %b\r\nx-kvhearth-engine: %b\r\n%b%b\r\n" % (
+        self._streamed = b"text/event-stream" in lines
+        self._head = b"HTTP/1.1 %d %b\r\n%bserver: %b\r\n%b%b%b\r\n" % (
             status,
             reason,
             lines,
             replies.SERVER,
-            self._engine.name.encode(),
+            self._choice.header_lines,
             framing,
             connection,
         )
@@ -160,11 +207,12 @@ class Exchange:
             self._head_sent = True
             self._router.drop_body(self._request)
         if pieces:
-            if self._waiting_first_byte:
-                self._waiting_first_byte = False
-                self._router.instruments.first_byte(self._route.model, now - self._started)
+            if not self._pieces_seen:
+                self._first_byte(now)
+            self._pieces_seen += 1
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
+            self._before, self._last = self._last, body  # where usage will be, when it comes
             out += b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body
         if complete:
             if self._chunked:
@@ -175,6 +223,15 @@ class Exchange:
         self.deadline = now + self._router.timeouts.idle_seconds
         self._client.write(out)
 
+    def _first_byte(self, now: float) -> None:
+        assert self._choice is not None  # noqa: S101
+        self._first_at = now
+        if self._prefill_tokens:
+            self.prefilled()
+        self._router.instruments.first_byte(self._route.model, now - self._started)
+        if self._streamed and self._status == 200 and self._choice.decision.predicted_seconds:
+            self._router.dispatcher.observed(self._route, self._choice, now - self._sent_at)
+
     def upstream_failed(self, reason: str, *, stale: bool = False) -> None:
         """The attempt is lost. Try again if no byte has reached the client, else cut the client's connection.
 
@@ -182,18 +239,18 @@ class Exchange:
             reason: label of the failure metric.
             stale: the connection had been used before and was closed without a single byte of response.
         """
-        engine = self._engine
-        assert engine is not None  # noqa: S101
+        target = self._target
+        assert target is not None  # noqa: S101
         self._upstream = None
         if stale and not self._fresh_tried:
             self._fresh_tried = True
             self._router.instruments.retried("stale_connection")
-            self._connect(engine)
+            self._connect(target)
             return
         self._unload()
-        self._router.instruments.upstream_failed(engine.name, reason)
+        self._router.instruments.upstream_failed(target.name, reason)
         if self._head_sent:
-            self._end(CUT, engine.name)
+            self._end(CUT, target.name)
             self._client.cut(framed=self._framed)
             return
         self._head = b""
@@ -201,12 +258,12 @@ class Exchange:
         self.keep_alive = self._request.keep_alive
         if reason != "first_byte_timeout" and not self._rerouted:
             self._rerouted = True
-            other = self._router.pick(self._route, excluding=engine)
+            other = self._router.dispatcher.pick_other(self._route, self._request, excluding=target.engine)
             if other is not None:
                 self._router.instruments.retried("other_engine")
-                self.start(other)
+                self.start(self._route, other)
                 return
-        self._answer(_failure(reason, engine.name))
+        self._answer(_failure(reason, target.name))
 
     # From the client connection and the router
 
@@ -214,7 +271,7 @@ class Exchange:
         """The client left: stop the engine's work on this at once."""
         self._router.instruments.client_disconnects += 1
         self._drop_attempt()
-        self._end(CLIENT_GONE, self._engine.name if self._engine else "")
+        self._end(CLIENT_GONE, self._target.name if self._target else "")
 
     def pause(self) -> None:
         """The client does not keep up: stop reading from the engine."""
@@ -237,18 +294,30 @@ class Exchange:
     def cut(self) -> None:
         """The router stops and cannot wait: drop both sides."""
         self._drop_attempt()
-        self._end(CUT, self._engine.name if self._engine else "")
+        self._end(CUT, self._target.name if self._target else "")
         self._client.cut(framed=self._framed)
 
     def _finish(self, now: float) -> None:
-        upstream, engine = self._upstream, self._engine
-        assert upstream is not None and engine is not None  # noqa: S101, PT018
+        upstream, target = self._upstream, self._target
+        assert upstream is not None and target is not None  # noqa: S101, PT018
         self._upstream = None
         upstream.release(now)
         self._unload()
-        self._router.instruments.finished(self._route.model, now - self._started)
-        self._end(self._status, engine.name)
+        self._measure(now)
+        self._end(self._status, target.name)
         self._client.exchange_done(keep_alive=self.keep_alive and not self._router.draining)
+
+    def _measure(self, now: float) -> None:
+        instruments, model = self._router.instruments, self._route.model
+        instruments.finished(model, now - self._started)
+        usage = read_usage(self._before, self._last) if self._status == 200 else None
+        if usage is not None:
+            instruments.used(model, usage)
+        if self._streamed:
+            # Without usage the pieces stand for tokens: engines send one or a few tokens in each.
+            gaps = (usage.completion if usage is not None else self._pieces_seen) - 1
+            if gaps > 0:
+                instruments.inter_token(model, (now - self._first_at) / gaps)
 
     def _answer(self, reply: replies.Reply) -> None:
         self._router.instruments.refused(reply.code)
@@ -267,18 +336,19 @@ class Exchange:
         self._unload()
 
     def _detach(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
         if self._upstream is not None:
             self._upstream.abort()
             self._upstream = None
 
     def _unload(self) -> None:
-        engine = self._engine
-        if engine is not None:
-            engine.requests_in_flight -= 1
-            engine.tokens_in_flight -= self._route.prompt_tokens
+        target = self._target
+        if target is not None:
+            target.unload(self._route.prompt_tokens, self._prefill_tokens)
+            self._prefill_tokens = 0
+            self.prefill_ends = NEVER
 
 
 def _failure(reason: str, engine: str) -> replies.Reply:

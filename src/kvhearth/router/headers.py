@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Hop-by-hop fields, and those that each side writes anew: framing, Host, Server, Expect.
+# Hop-by-hop fields, and those that each side writes anew: framing, Host, Server, Expect, the router's own.
 _NOT_FORWARDED = frozenset(
     {
         b"connection",
@@ -19,7 +19,10 @@ _NOT_FORWARDED = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
+        b"x-data-parallel-rank",
+        b"x-kvhearth-decision",
         b"x-kvhearth-engine",
+        b"x-kvhearth-hit",
     }
 )
 

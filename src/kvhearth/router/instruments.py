@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import Histogram
 
 from kvhearth.metrics import MetricFamily, Registry
 from kvhearth.metrics import router as names
+from kvhearth.router.usage import Usage
 from kvhearth.routing.policies.prefix import Prefix
+from kvhearth.routing.ports import Decision, RouteRequest
 
 if TYPE_CHECKING:
     from kvhearth.router.router import Router
@@ -28,13 +30,18 @@ class Instruments:
         self._failures: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._retries: defaultdict[str, int] = defaultdict(int)
         self._refusals: defaultdict[str, int] = defaultdict(int)
+        self._usage: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        self._hits: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        self._misses: defaultdict[str, int] = defaultdict(int)
+        self._load_failures: defaultdict[str, int] = defaultdict(int)
         self._pieces_hit = 0
         self._pieces_missed = 0
         self.client_disconnects = 0
-        self._first_byte: dict[str, Histogram] = {}
-        self._duration: dict[str, Histogram] = {}
-        self._first_byte_all = registry.histogram(names.FIRST_BYTE_SECONDS)
-        self._duration_all = registry.histogram(names.DURATION_SECONDS)
+        self._first_byte = _ByModel(registry.histogram(names.FIRST_BYTE_SECONDS))
+        self._inter_token = _ByModel(registry.histogram(names.INTER_TOKEN_SECONDS))
+        self._duration = _ByModel(registry.histogram(names.DURATION_SECONDS))
+        self._predicted = _ByModel(registry.histogram(names.PREDICTED_SECONDS))
+        self._ratio = _ByModel(registry.histogram(names.PREDICTION_RATIO))
         self._decision = registry.histogram(names.DECISION_SECONDS).labels(self._policy)
         registry.collect_from(self._read)
 
@@ -48,23 +55,48 @@ class Instruments:
 
     def first_byte(self, model: str, seconds: float) -> None:
         """The first byte of a response body has arrived."""
-        histogram = self._first_byte.get(model)
-        if histogram is None:
-            histogram = self._first_byte[model] = self._first_byte_all.labels(model)
-        histogram.observe(seconds)
+        self._first_byte[model].observe(seconds)
+
+    def inter_token(self, model: str, seconds: float) -> None:
+        """A streamed response is complete, with that mean time between its tokens."""
+        self._inter_token[model].observe(seconds)
 
     def finished(self, model: str, seconds: float) -> None:
         """A response is complete."""
-        histogram = self._duration.get(model)
-        if histogram is None:
-            histogram = self._duration[model] = self._duration_all.labels(model)
-        histogram.observe(seconds)
+        self._duration[model].observe(seconds)
 
-    def decided(self, seconds: float, matched: int, pieces: int) -> None:
-        """An engine was picked for a prompt of that many pieces."""
+    def used(self, model: str, usage: Usage) -> None:
+        """A complete response told its tokens."""
+        sums = self._usage[model]
+        sums[0] += usage.prompt
+        sums[1] += usage.cached
+        sums[2] += usage.completion
+
+    def predicted(self, model: str, predicted_seconds: float, observed_seconds: float) -> None:
+        """A first token has come for which there was a prediction (above 0)."""
+        self._predicted[model].observe(predicted_seconds)
+        self._ratio[model].observe(observed_seconds / predicted_seconds)
+
+    def decided(self, seconds: float, route: RouteRequest, decision: Decision) -> None:
+        """A target was picked."""
         self._decision.observe(seconds)
-        self._pieces_hit += matched
-        self._pieces_missed += pieces - matched
+        pieces = len(route.prefix_hashes)
+        if pieces:
+            self._pieces_hit += decision.matched
+            self._pieces_missed += pieces - decision.matched
+        if route.block_tokens or route.unkeyed:
+            sums = self._hits[route.model]
+            hits = decision.hits
+            sums[0] += hits.hbm
+            sums[1] += hits.dram
+            sums[2] += hits.store
+            sums[3] += max(0, route.prompt_tokens - sum(hits))
+            if decision.miss_reason:
+                self._misses[decision.miss_reason] += 1
+
+    def load_report_failed(self, engine: str) -> None:
+        """An engine's metrics page was not to be had, or had no load on it."""
+        self._load_failures[engine] += 1
 
     def upstream_failed(self, engine: str, reason: str) -> None:
         """An attempt on an engine failed."""
@@ -76,6 +108,7 @@ class Instruments:
 
     def _read(self) -> Iterable[MetricFamily]:
         router, engines = self._router, self._router.fleet.engines
+        targets = list(router.fleet.targets.values())
         healthy = len(router.fleet.healthy())
         index_pieces = router.policy.size if isinstance(router.policy, Prefix) else 0
         requests = [
@@ -88,10 +121,40 @@ class Instruments:
         yield MetricFamily(names.REFUSALS, [((code,), float(count)) for code, count in self._refusals.items()])
         yield MetricFamily(names.CLIENT_DISCONNECTS, [((), self.client_disconnects)])
         yield MetricFamily(names.PREFIX_PIECES, [(("hit",), self._pieces_hit), (("miss",), self._pieces_missed)])
-        yield MetricFamily(names.REQUESTS_IN_FLIGHT, [((e.name,), e.requests_in_flight) for e in engines])
-        yield MetricFamily(names.TOKENS_IN_FLIGHT, [((e.name,), e.tokens_in_flight) for e in engines])
+        yield MetricFamily(names.USAGE_TOKENS, _by_kind(self._usage, ("prompt", "cached", "completion")))
+        yield MetricFamily(names.PROMPT_TOKENS, _by_kind(self._hits, ("hbm", "dram", "store", "compute")))
+        yield MetricFamily(names.MISSES, [((reason,), float(count)) for reason, count in self._misses.items()])
+        yield MetricFamily(
+            names.LOAD_REPORT_FAILURES, [((name,), count) for name, count in self._load_failures.items()]
+        )
+        yield MetricFamily(names.REQUESTS_IN_FLIGHT, [((t.name,), t.requests_in_flight) for t in targets])
+        yield MetricFamily(names.TOKENS_IN_FLIGHT, [((t.name,), t.tokens_in_flight) for t in targets])
+        yield MetricFamily(names.PREFILL_TOKENS, [((t.name,), t.prefill_tokens) for t in targets])
+        yield MetricFamily(names.TTFT_FACTOR, [((t.name,), t.ttft_factor) for t in targets])
+        reported = [
+            ((target.name, state), float(count))
+            for target in targets
+            for state, count in (("running", target.running), ("waiting", target.waiting))
+        ]
+        yield MetricFamily(names.ENGINE_REQUESTS, reported)
         yield MetricFamily(names.ENGINES, [(("healthy",), healthy), (("down",), len(engines) - healthy)])
         yield MetricFamily(names.CONNECTIONS, [((), len(router.clients))])
         yield MetricFamily(names.EXCHANGES, [((), len(router.exchanges))])
         yield MetricFamily(names.BUFFERED_BYTES, [((), router.buffered_bytes)])
         yield MetricFamily(names.PREFIX_INDEX_PIECES, [((), index_pieces)])
+
+
+class _ByModel(dict[str, Histogram]):
+    """A histogram's children by model, found with one look-up once they exist."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        super().__init__()
+        self._histogram = histogram
+
+    def __missing__(self, model: str) -> Histogram:
+        child = self[model] = self._histogram.labels(model)
+        return child
+
+
+def _by_kind(sums: Mapping[str, Sequence[int]], kinds: tuple[str, ...]) -> list[tuple[tuple[str, str], float]]:
+    return [((model, kind), float(n)) for model, counts in sums.items() for kind, n in zip(kinds, counts, strict=True)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -13,7 +15,10 @@ from kvhearth.router.config import HealthChecks
 from kvhearth.router.engines import Engine, Fleet
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
+MOST_REPORTED = 1_000_000_000
 
+_LOAD = re.compile(rb"^vllm:num_requests_(running|waiting)(?:\{([^}\n]*)\})?[ \t]+([^\s]{1,40})", re.MULTILINE)
+_RANK = re.compile(rb'(?:^|,)engine="([^"]{0,20})"')
 
 _OUR_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 """Errors that say nothing of the engine; they count as a late answer."""
@@ -35,7 +40,7 @@ class Probe:
         self._engine = engine
         self._fleet = fleet
         self._checks = checks
-        self._authorization = b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
+        self._authorization = _authorization(api_key)
         self._timeouts_in_a_row = 0
         self._until_models = 0
 
@@ -63,24 +68,124 @@ class Probe:
                 self._fleet.mark_down(engine, str(failure), unreachable=unreachable)
 
     async def _get(self, path: bytes) -> bytes:
+        return await get_page(self._engine, path, self._checks.deadline_seconds, self._authorization)
+
+
+class LoadProbe:
+    """Reads from one engine's metrics page how many requests it has, for as long as `watch` runs.
+
+    Args:
+        failed: called with the engine's name each time its load is not to be had.
+    """
+
+    def __init__(
+        self, engine: Engine, checks: HealthChecks, api_key: str | None, failed: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._checks = checks
+        self._authorization = _authorization(api_key)
+        self._failed = failed
+        self._failures_in_a_row = 0
+
+    async def watch(self) -> None:
+        """Read for ever, at once and then after each interval."""
+        while True:
+            if self._engine.healthy:
+                await self.read()
+            await asyncio.sleep(self._checks.interval_seconds)
+
+    async def read(self) -> None:
+        """Read once and tell the engine's targets; after several failures in a row they count as telling nothing."""
+        engine = self._engine
         try:
-            async with asyncio.timeout(self._checks.deadline_seconds):
-                reader, writer = await asyncio.open_connection(self._engine.host, self._engine.port)
-                try:
-                    writer.write(
-                        b"GET %b HTTP/1.1\r\nhost: %b\r\n%bconnection: close\r\n\r\n"
-                        % (path, self._engine.host_header, self._authorization)
-                    )
-                    return await _read_page(reader, path.decode())
-                finally:
-                    writer.transport.abort()
-        except TimeoutError:
-            raise ProbeFailed(
-                f"no answer to {path.decode()} within {self._checks.deadline_seconds} s", timed_out=True
-            ) from None
-        except (OSError, UnicodeError) as error:
-            ours = getattr(error, "errno", None) in _OUR_FAULT
-            raise ProbeFailed(f"{path.decode()}: {error}", gone=not ours, timed_out=ours) from None
+            load = read_load(await get_page(engine, b"/metrics", self._checks.deadline_seconds, self._authorization))
+        except ProbeFailed:
+            self._failed(engine.name)
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= self._checks.failures_to_down:
+                load = {}
+            else:
+                return
+        else:
+            self._failures_in_a_row = 0
+        for target in engine.targets:
+            if target.rank is None:
+                ranks = list(load.values())
+                target.reported(sum(running for running, _ in ranks), sum(waiting for _, waiting in ranks))
+            else:
+                target.reported(*load.get(str(target.rank), (0, 0)))
+
+
+def read_load(page: bytes) -> dict[str, tuple[int, int]]:
+    """Requests (running, waiting) by vLLM's label ``engine``, summed over models.
+
+    Raises:
+        ProbeFailed: the page has neither ``vllm:num_requests_running`` nor ``vllm:num_requests_waiting``.
+    """
+    load: dict[str, tuple[int, int]] = {}
+    for state, labels, value in _LOAD.findall(page):
+        rank = _RANK.search(labels)
+        name = rank[1].decode("latin-1") if rank else "0"
+        running, waiting = load.get(name, (0, 0))
+        try:
+            count = min(max(int(float(value)), 0), MOST_REPORTED)
+        except (ValueError, OverflowError):
+            continue
+        load[name] = (running + count, waiting) if state == b"running" else (running, waiting + count)
+    if not load:
+        raise ProbeFailed("/metrics: no vllm:num_requests_running or waiting")
+    return load
+
+
+def _authorization(api_key: str | None) -> bytes:
+    return b"" if api_key is None else b"authorization: Bearer %b\r\n" % api_key.encode()
+
+
+async def get_page(engine: Engine, path: bytes, deadline_seconds: float, authorization: bytes) -> bytes:
+    """Body of an engine's page, over a connection of its own; raises ProbeFailed for all but status 200 in time."""
+    request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%bconnection: close\r\n\r\n"
+    _, body = await _ask(
+        engine, path, request % (path, engine.host_header, authorization), deadline_seconds, statuses=(200,)
+    )
+    return body
+
+
+async def post_json(
+    engine: Engine, path: str, fields: Any, deadline_seconds: float, authorization: bytes
+) -> tuple[int, Any]:
+    """Status and decoded answer (None where it is not JSON) of a POST; raises ProbeFailed when none comes in time."""
+    body = msgspec.json.encode(fields)
+    head = (
+        b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: application/json\r\nconnection: close\r\n"
+        b"content-length: %d\r\n\r\n" % (path.encode(), engine.host_header, authorization, len(body))
+    )
+    status, answer = await _ask(engine, path.encode(), head + body, deadline_seconds)
+    try:
+        return status, msgspec.json.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return status, None
+
+
+async def _ask(
+    engine: Engine, path: bytes, request: bytes, deadline_seconds: float, statuses: tuple[int, ...] = ()
+) -> tuple[int, bytes]:
+    name = path.decode()
+    try:
+        async with asyncio.timeout(deadline_seconds):
+            reader, writer = await asyncio.open_connection(engine.host, engine.port)
+            try:
+                writer.write(request)
+                status, body = await _read_page(reader, name)
+            finally:
+                writer.transport.abort()
+    except TimeoutError:
+        raise ProbeFailed(f"no answer to {name} within {deadline_seconds} s", timed_out=True) from None
+    except (OSError, UnicodeError) as error:
+        ours = getattr(error, "errno", None) in _OUR_FAULT
+        raise ProbeFailed(f"{name}: {error}", gone=not ours, timed_out=ours) from None
+    if statuses and status not in statuses:
+        raise ProbeFailed(f"{name}: status {status}")
+    return status, body
 
 
 class _Page:
@@ -95,7 +200,7 @@ class _Page:
         self.complete = True
 
 
-async def _read_page(reader: asyncio.StreamReader, path: str) -> bytes:
+async def _read_page(reader: asyncio.StreamReader, path: str) -> tuple[int, bytes]:
     page = _Page()
     parser = httptools.HttpResponseParser(page)
     received_bytes = 0
@@ -110,9 +215,7 @@ async def _read_page(reader: asyncio.StreamReader, path: str) -> bytes:
     status = parser.get_status_code()
     if status == 0:
         raise ProbeFailed(f"{path}: connection closed without an answer", gone=True)
-    if status != 200:
-        raise ProbeFailed(f"{path}: status {status}")
-    return page.body
+    return status, page.body
 
 
 def _model_cards(page: bytes) -> list[dict[str, Any]]:

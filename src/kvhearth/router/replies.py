@@ -46,3 +46,12 @@ def head(reply: Reply, *, keep_alive: bool, http10: bool) -> bytes:
         reply.extra,
         connection,
     )
+
+
+class Refused(Exception):
+    """The router answers a request itself, with an error. ``model`` is its label, "" when it is not a known one."""
+
+    def __init__(self, reply: Reply, model: str = "") -> None:
+        self.reply = reply
+        self.model = model
+        super().__init__(reply.code)

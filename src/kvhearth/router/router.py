@@ -9,8 +9,9 @@ import hmac
 import logging
 import signal
 import time
-from collections.abc import Callable, Sequence, Sized
-from typing import cast
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING, cast
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 
@@ -18,17 +19,24 @@ from kvhearth.errors import UserError
 from kvhearth.metrics import Registry
 from kvhearth.metrics.registry import CONTENT_TYPE
 from kvhearth.router import replies
-from kvhearth.router.body import BadBody, Routable, read_body
 from kvhearth.router.client import ClientConnection, Request
 from kvhearth.router.config import RouterConfig
-from kvhearth.router.engines import Engine, Fleet
+from kvhearth.router.decisions import DecisionLog
+from kvhearth.router.dispatch import Dispatcher
+from kvhearth.router.engines import Fleet
 from kvhearth.router.exchange import Exchange
 from kvhearth.router.headers import HeaderLines
 from kvhearth.router.instruments import Instruments
-from kvhearth.router.probe import Probe
-from kvhearth.routing.hashing import content_seed, prefix_hashes
-from kvhearth.routing.ports import RouteRequest
+from kvhearth.router.models import model_cards
+from kvhearth.router.probe import LoadProbe, Probe
+from kvhearth.router.replies import Refused
+from kvhearth.routing.policies.kv_aware import KvAware
+from kvhearth.routing.policies.session import Session
+from kvhearth.routing.ports import Policy
 from kvhearth.routing.registry import make_policy
+
+if TYPE_CHECKING:
+    from kvhearth.router.kv import KvRouting
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +49,6 @@ NOT_FORWARDED = frozenset({b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"}
 LISTEN_BACKLOG = 4096
 
 
-class _Refused(Exception):
-    """The router answers this request itself, with an error. ``model`` is its label, "" when it is not a known one."""
-
-    def __init__(self, reply: replies.Reply, model: str = "") -> None:
-        self.reply = reply
-        self.model = model
-        super().__init__(reply.code)
-
-
 class Router:
     """An OpenAI-compatible front door to several engines. One event loop owns all of it."""
 
@@ -57,22 +56,31 @@ class Router:
         self._config = config
         self.limits = config.limits
         self.timeouts = config.timeouts
-        self.policy = make_policy(config.policy, config.prefix)
-        self.fleet = Fleet(config.engines, self.policy.engine_gone)
+        self.now = time.monotonic
         self._registry = registry or Registry()
+        self.kv = _kv_routing(config, self._registry) if config.policy_name == KvAware.name else None
+        self.policy: Policy = make_policy(config.policy_name, config.prefix) if self.kv is None else self.kv.policy
+        self.fleet = Fleet(config.engines, self._target_gone, config.data_parallel)
         self.instruments = Instruments(self, self._registry)
+        self._decisions = DecisionLog(config.decisions_kept, self.policy)
+        self.dispatcher = Dispatcher(self, self.policy, self.kv, config.aliases, self._decisions)
+        self.session_header = config.session_header.lower().encode() if config.policy_name == Session.name else b""
         self.clients: set[ClientConnection] = set()
         self.exchanges: set[Exchange] = set()
         self.buffered_bytes = 0
         self.draining = False
         self._left = asyncio.Event()  # something has left a table; for `stop`
         self.loop = cast("asyncio.AbstractEventLoop", None)  # set by start
-        self.now = time.monotonic
         self._server: asyncio.Server | None = None
         self._probes: list[asyncio.Task[None]] = []
         self._sweeping: asyncio.TimerHandle | None = None
         self._bearer = None if config.api_key is None else f"Bearer {config.api_key}".encode()
-        self._pages = {b"/health": self._health, b"/metrics": self._metrics, b"/v1/models": self._models}
+        self._pages: dict[bytes, Callable[[Request], replies.Reply]] = {
+            b"/health": self._health,
+            b"/metrics": self._metrics,
+            b"/v1/models": self._models,
+            b"/debug/decision": self._explained,
+        }
 
     # Life
 
@@ -89,7 +97,13 @@ class Router:
         probes = [Probe(engine, self.fleet, self._config.health, self._config.api_key) for engine in self.fleet.engines]
         self._server = await self._listen()
         await asyncio.gather(*[probe.check() for probe in probes])
-        self._probes = [self.loop.create_task(probe.watch()) for probe in probes]
+        watches = [probe.watch() for probe in probes]
+        if self.kv is not None:
+            await self.kv.start(self.fleet)
+            failed = self.instruments.load_report_failed
+            key, checks = self._config.api_key, self._config.health
+            watches += [LoadProbe(engine, checks, key, failed).watch() for engine in self.fleet.engines]
+        self._probes = [self.loop.create_task(watch) for watch in watches]
         self._sweep()
         await self._server.start_serving()
         host, port = self._server.sockets[0].getsockname()[:2]
@@ -125,6 +139,8 @@ class Router:
         for task in self._probes:
             task.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
+        if self.kv is not None:
+            await self.kv.stop()
         for engine in self.fleet.engines:
             for connection in list(engine.connections):
                 connection.close()
@@ -162,6 +178,8 @@ class Router:
             exchange.expired()
         for client in [client for client in self.clients if client.deadline < now]:
             client.expired()
+        if self.kv is not None:
+            self.kv.sweep(self.fleet, self.exchanges, now)
         for engine in self.fleet.engines:
             while engine.idle and engine.idle[0].idle_since + self.timeouts.engine_idle_seconds < now:
                 engine.idle[0].close()
@@ -215,102 +233,83 @@ class Router:
         """Answer a complete request, or begin the exchange that will."""
         try:
             if request.method == b"POST" and self._is_forwarded(request.path):
-                return self._forward(client, request)
+                return self.dispatcher.forward(client, request)
             client.answer(self._page(request), request)
-        except _Refused as refused:
+        except Refused as refused:
             self.instruments.refused(refused.reply.code)
             self.instruments.answered(refused.model, "", refused.reply.status)
             client.answer(refused.reply, request)
         return None
 
-    def pick(self, route: RouteRequest, *, excluding: Engine) -> Engine | None:
-        """Another engine for a request whose first one failed; None when there is none."""
-        serving = [engine for engine in self.fleet.serving(route.model) or () if engine is not excluding]
-        return self._decide(route, self._with_room(serving))
-
-    # Routing
-
     def _is_forwarded(self, path: bytes) -> bool:
         if path in FORWARDED:
             return True
-        return path.startswith(b"/v1/") and path not in NOT_FORWARDED and path not in self._pages and b".." not in path
-
-    def _forward(self, client: ClientConnection, request: Request) -> Exchange:
-        if len(self.exchanges) >= self.limits.max_requests_in_flight:
-            raise _Refused(replies.error(503, "too many requests in flight", "overloaded", retry_after_seconds=1))
-        started = time.perf_counter()
-        try:
-            routable = read_body(request.body, request.content_type)
-        except BadBody as bad:
-            raise _Refused(replies.error(400, bad.message, "bad_body", param=bad.param)) from None
-        model = self._only_model() if routable.model is None else routable.model
-        serving = self._serving(model)
-        route = self._route(model, routable)
-        engine = self._decide(route, self._with_room(serving), started)
-        if engine is None:
-            code = "overloaded" if serving else "no_healthy_engine"
-            message = "every engine with this model is full" if serving else "no healthy engine has this model"
-            label = model if self.fleet.serving(model) is not None else ""
-            raise _Refused(replies.error(503, message, code, retry_after_seconds=1), label)
-        exchange = Exchange(self, client, request, route)
-        self.exchanges.add(exchange)
-        exchange.start(engine)
-        return exchange
-
-    def _only_model(self) -> str:
-        models = self.fleet.models()
-        if len(models) > 1:
-            message = "name the model, for there is more than one"
-            raise _Refused(replies.error(400, message, "model_missing", param="model"))
-        return models[0] if models else ""
-
-    def _serving(self, model: str) -> list[Engine]:
-        serving = self.fleet.serving(model)
-        if serving is not None:
-            return serving
-        if self.fleet.fully_known():
-            raise _Refused(replies.error(404, f"the model {model!r} does not exist", "model_not_found", param="model"))
-        return []
-
-    def _route(self, model: str, routable: Routable) -> RouteRequest:
-        hashes = prefix_hashes(routable.content, seed=content_seed(model, routable.salt))
-        return RouteRequest(model, hashes, routable.tokens)
-
-    def _with_room(self, engines: Sequence[Engine]) -> list[Engine]:
-        most = self.limits.max_requests_per_engine
-        return [engine for engine in engines if engine.requests_in_flight < most]
-
-    def _decide(self, route: RouteRequest, engines: list[Engine], started: float | None = None) -> Engine | None:
-        started = time.perf_counter() if started is None else started
-        decision = self.policy.pick(route, [engine.view() for engine in engines])
-        if decision.engine is None:
-            return None
-        pieces = len(route.prefix_hashes)
-        self.instruments.decided(time.perf_counter() - started, decision.matched, pieces)
-        return next(engine for engine in engines if engine.name == decision.engine)
+        return (
+            path.startswith(b"/v1/")
+            and path not in NOT_FORWARDED
+            and path not in self._pages
+            and not path.startswith(b"/v1/models/")
+            and b".." not in path
+        )
 
     # Pages of the router's own
 
     def _page(self, request: Request) -> replies.Reply:
         page = self._pages.get(request.path)
+        if page is None and request.path.startswith(b"/v1/models/"):
+            page = self._model
         if page is not None and request.method in {b"GET", b"HEAD"}:
-            return page()
+            return page(request)
         shown = request.path[:100].decode("ascii", "replace")
         if page is None and not self._is_forwarded(request.path):
-            raise _Refused(replies.error(404, f"there is no route {shown}", "no_route"))
+            raise Refused(replies.error(404, f"there is no route {shown}", "no_route"))
         allow = b"allow: POST\r\n" if page is None else b"allow: GET, HEAD\r\n"
-        raise _Refused(replies.error(405, f"{shown} does not take this method", "bad_method", extra=allow))
+        raise Refused(replies.error(405, f"{shown} does not take this method", "bad_method", extra=allow))
 
-    def _health(self) -> replies.Reply:
+    def _health(self, request: Request) -> replies.Reply:
         if self.fleet.healthy() and not self.draining:
             return replies.Reply(200, b"")
         message = "the router is stopping" if self.draining else "no engine is healthy"
         return replies.error(503, message, "unhealthy", retry_after_seconds=1)
 
-    def _metrics(self) -> replies.Reply:
+    def _metrics(self, request: Request) -> replies.Reply:
         return replies.Reply(200, self._registry.expose(), content_type=CONTENT_TYPE.encode())
 
-    def _models(self) -> replies.Reply:
-        merged = {card["id"]: card for engine in reversed(self.fleet.engines) for card in engine.cards}
-        cards = [merged[model] for model in sorted(merged)]
+    def _models(self, request: Request) -> replies.Reply:
+        cards = model_cards(self.fleet.engines, self._config.aliases)
         return replies.Reply(200, msgspec.json.encode({"object": "list", "data": cards}))
+
+    def _model(self, request: Request) -> replies.Reply:
+        wanted = unquote(request.path.removeprefix(b"/v1/models/").decode("latin-1"))
+        for card in model_cards(self.fleet.engines, self._config.aliases):
+            if card["id"] == wanted:
+                return replies.Reply(200, msgspec.json.encode(card))
+        raise Refused(replies.error(404, f"the model {wanted!r} does not exist", "model_not_found", param="model"))
+
+    def _explained(self, request: Request) -> replies.Reply:
+        query = parse_qs(request.target.partition(b"?")[2].decode("latin-1"))
+        if "id" in query:
+            found = self._decisions.find(query["id"][-1])
+            if not found:
+                message = "no decision of that id is kept any more: the last ones are at /debug/decision"
+                raise Refused(replies.error(404, message, "no_decision", param="id"))
+        else:
+            found = self._decisions.last(_count(query.get("last", ["10"])[-1]))
+        return replies.Reply(200, msgspec.json.encode({"decisions": found}))
+
+    def _target_gone(self, target: str) -> None:
+        self.policy.engine_gone(target)
+        if self.kv is not None:
+            self.kv.target_gone(target)
+
+
+def _kv_routing(config: RouterConfig, registry: Registry) -> KvRouting:
+    from kvhearth.router.kv import KvRouting  # brings ZeroMQ and the tokenizers, which the other policies do without
+
+    return KvRouting(config, registry)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 6:
+        raise Refused(replies.error(400, f"last={text[:20]!r} is not a number", "bad_query", param="last"))
+    return int(text)

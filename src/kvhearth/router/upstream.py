@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httptools
 
@@ -11,12 +11,20 @@ from kvhearth.router.headers import HeaderLines
 
 if TYPE_CHECKING:
     from kvhearth.router.engines import Engine
-    from kvhearth.router.exchange import Exchange
 
 JOIN_BYTES = 64 * 1024
 """Up to here copying a body behind its head is cheaper than a second write."""
 
 _NO_BODY = frozenset({204, 304})
+
+
+class Receiver(Protocol):
+    """Who is told of the response to what it sent: an exchange, or a question of the router's own."""
+
+    def on_head(self, status: int, reason: bytes, headers: bytes, length: bytes | None, *, has_body: bool) -> None: ...
+    def on_body(self, data: bytes) -> None: ...
+    def flush(self, *, complete: bool) -> None: ...
+    def upstream_failed(self, reason: str, *, stale: bool = False) -> None: ...
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -31,7 +39,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._max_idle = max_idle
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self.exchange: Exchange | None = None
+        self.exchange: Receiver | None = None
         self.idle_since = 0.0
         self.used = False
         self.got_bytes = False
@@ -49,7 +57,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = False
         self._surplus = False
 
-    def send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
+    def send(self, exchange: Receiver, head: bytes, body: bytes) -> None:
         """Send a request on this idle connection and report its response to ``exchange``."""
         self.exchange = exchange
         self.got_bytes = False
@@ -142,7 +150,7 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             exchange.upstream_failed("closed", stale=self.used and not self.got_bytes)
 
-    def _protocol_error(self, exchange: Exchange) -> None:
+    def _protocol_error(self, exchange: Receiver) -> None:
         self.abort()
         exchange.upstream_failed("protocol")
 

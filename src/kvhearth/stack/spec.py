@@ -37,7 +37,7 @@ StoreAdmission = Literal["always", "second-sight"]
 
 EngineKind = Literal["emulated", "vllm"]
 
-PolicyName = Literal["round-robin", "least-loaded", "prefix"]
+PolicyName = Literal["round-robin", "random", "least-loaded", "session", "prefix", "kv-aware"]
 """Routing policy of a router."""
 
 
@@ -291,6 +291,14 @@ class Stack(Section):
             if pool.engine == "emulated" and self.store is not None and self.store.copies != 1:
                 remedy = f"give 1, or engine: vllm in pools[{index}]"
                 raise wrong("store.copies", f"{self.store.copies} is not emulated", remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _kv_aware_needs_events(self) -> Self:
+        for index, pool in enumerate(self.pools):
+            if self.router.policy == "kv-aware" and pool.engine == "vllm" and not pool.vllm.kv_events:
+                remedy = "give kv_events: true, or another router.policy"
+                raise wrong(f"pools[{index}].vllm.kv_events", "policy 'kv-aware' needs KV events", remedy)
         return self
 
     @model_validator(mode="after")

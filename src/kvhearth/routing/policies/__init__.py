@@ -1,1 +1,2 @@
-"""The policies, one a file. They share the border in `routing.ports` and nothing else but `least_loaded.lightest`."""
+"""The policies, one a file. They share the border in `routing.ports`, `least_loaded`'s two words about load, and that
+`kv_aware` falls back on `prefix`."""

@@ -21,6 +21,14 @@ def lightest(engines: Sequence[EngineView], turn: int) -> EngineView:
     return equals[turn % len(equals)]
 
 
+def load_bound(engines: Sequence[EngineView], factor: float, slack_tokens: float) -> float:
+    """Tokens in flight above which an engine has too many: ``factor`` times the mean, plus ``slack_tokens``."""
+    total = 0
+    for engine in engines:
+        total += engine.tokens_in_flight
+    return factor * total / len(engines) + slack_tokens
+
+
 class LeastLoaded:
     """Balances by tokens, not requests: one long prompt weighs as much as many short ones."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvhearth.errors import UserError
-from kvhearth.routing.policies.least_loaded import lightest
+from kvhearth.routing.policies.least_loaded import lightest, load_bound
 from kvhearth.routing.ports import Decision, EngineView, RouteRequest
 
 
@@ -95,10 +95,7 @@ class Prefix:
         self, engines: Sequence[EngineView], hashes: Sequence[int]
     ) -> tuple[list[EngineView], list[EngineView], int]:
         """The engines within the load guard, those of them with the longest match, and its length in pieces."""
-        total = 0
-        for engine in engines:
-            total += engine.tokens_in_flight
-        bound = self._settings.load_factor * total / len(engines) + self._settings.load_slack_tokens
+        bound = load_bound(engines, self._settings.load_factor, self._settings.load_slack_tokens)
         allowed: list[EngineView] = []
         best: list[EngineView] = []
         longest = 0
