@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from kvhearth.control.child import START_SECONDS, ChildSpec
@@ -79,9 +80,8 @@ def plan(stack: Stack, at: Addresses, devices: Mapping[str, str]) -> list[ChildS
 
 def publishes_events(stack: Stack, engine: Engine) -> bool:
     """Whether an engine is told to publish KV events."""
-    if engine.pool.engine == "vllm":
-        return engine.pool.vllm.kv_events
-    return stack.router.policy == "kv-aware"
+    wanted = engine.pool.engine == "vllm" and engine.pool.vllm.kv_events
+    return wanted or stack.router.policy == "kv-aware"
 
 
 def router_url(at: Addresses) -> str:
@@ -185,6 +185,9 @@ def _router(stack: Stack, at: Addresses) -> ChildSpec:
                 flags += ["--kv-snapshot", f"{name}={told.snapshot}"]
         if at.engines_store is not None:
             flags += ["--store", at.engines_store]
+        models = {pool.model for pool in stack.pools if pool.engine == "vllm"}
+        if len(models) == 1 and Path(*models, "tokenizer.json").is_file():
+            flags += ["--tokenizer", *models]
     return ChildSpec("router", _verb("router", "serve", *flags), f"{router_url(at)}/health", ROUTER)
 
 

@@ -294,14 +294,6 @@ class Stack(Section):
         return self
 
     @model_validator(mode="after")
-    def _kv_aware_needs_events(self) -> Self:
-        for index, pool in enumerate(self.pools):
-            if self.router.policy == "kv-aware" and pool.engine == "vllm" and not pool.vllm.kv_events:
-                remedy = "give kv_events: true, or another router.policy"
-                raise wrong(f"pools[{index}].vllm.kv_events", "policy 'kv-aware' needs KV events", remedy)
-        return self
-
-    @model_validator(mode="after")
     def _own_ports(self) -> Self:
         listen = self.store.listen if self.store is not None else None
         if listen is not None and listen == self.router.listen and parse_address(listen).port != 0:

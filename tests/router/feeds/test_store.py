@@ -96,6 +96,28 @@ async def test_a_store_that_is_away_and_comes_back_empty_is_believed_empty(
         await feed.stop()
 
 
+async def test_what_happened_in_an_absence_that_the_store_has_forgotten_is_told_anew(
+    start_store: StartStore, index: KvIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvhearth.store.dram.events.LOG_EVENTS", 4)
+    server = start_store()
+    described(index)
+    put(server, 1, 2)
+    feed = StoreFeed(server.address, Holdings("pool", index))
+    feed.start()
+    await eventually(lambda: in_store(index) == 2)
+    await eventually(lambda: feed.state.events["live"] == 1)
+    await feed.stop()
+    with redis.Redis(port=server.addresses[0].port) as client:
+        client.delete(name_of(2))
+        client.mset({b"%d" % number: b"x" for number in range(20)})
+    feed.start()
+    try:
+        await eventually(lambda: in_store(index) == 1)
+    finally:
+        await feed.stop()
+
+
 async def test_a_chunk_on_two_nodes_is_there_until_both_have_let_go(start_store: StartStore, index: KvIndex) -> None:
     nodes = [start_store(), start_store()]
     described(index)
@@ -114,6 +136,15 @@ async def test_a_chunk_on_two_nodes_is_there_until_both_have_let_go(start_store:
     finally:
         for feed in feeds:
             await feed.stop()
+
+
+def test_chunks_in_the_store_are_as_long_as_those_in_dram(index: KvIndex) -> None:
+    described(index, blocks=4)
+    holdings = Holdings("pool", index)
+    holdings.put("a", b"d", [2])
+    assert index.match(keys_of(4), ["e"])[0].store == 0  # nobody has said yet how long a chunk is
+    index.stored("e", Medium.DRAM, StoredBlocks([4], chunk_blocks=2))
+    assert index.match(keys_of(4), ["e"])[0] == (0, 2, 2)
 
 
 async def test_a_store_that_asks_for_a_password(start_store: StartStore, index: KvIndex) -> None:

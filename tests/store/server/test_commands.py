@@ -212,14 +212,17 @@ class TestPrefixes:
 
 class TestChanges:
     def test_a_follower_whose_rights_are_taken_away_hears_no_more(
-        self, guarded: StoreServer, log_in: LogIn, users_file: Path
+        self, guarded: StoreServer, log_in: LogIn, users_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("kvhearth.store.server.feed._PING_SECONDS", 0.05)
         follower, both = log_in("reader"), log_in("both")
         follower("KV.EVENTS")
-        while follower.read()[0] != b"live":
+        while (message := follower.read())[0] != b"live":
             pass
         write_users(users_file, {**RIGHTS, "reader": ("write", "")})
         both("SET", "secret", "v")
+        while (passed := follower.read())[0] != b"ping" or passed[1] == message[1]:
+            assert passed[0] == b"ping"
         write_users(users_file, RIGHTS)
         eventually(lambda: both("SET", "public", "v") == b"OK")
         while (message := follower.read())[0] != b"put":

@@ -81,18 +81,22 @@ def test_what_was_given_up_before_it_began_is_never_done() -> None:
 
 
 def test_a_late_answer_does_not_touch_the_callers_memory() -> None:
-    workers, answer, ended = Workers("memory", 1), threading.Event(), threading.Event()
+    workers, began, answer, ended = Workers("memory", 1), threading.Event(), threading.Event(), threading.Event()
     buffer = bytearray(8)
 
     def work(call: Call[None]) -> None:
         sink = Sink(call, [memoryview(buffer)])
+        began.set()
         answer.wait(60)
         try:
             sink.take(memoryview(b"too late"))
         finally:
             ended.set()
 
-    assert reason_of(work, workers, 0.02) is Reason.TIMEOUT
+    call = workers.submit(work)
+    assert began.wait(30)
+    with pytest.raises(TierError):
+        call.result(time.monotonic() + 0.02)
     answer.set()
     assert ended.wait(30)
     assert buffer == bytearray(8)

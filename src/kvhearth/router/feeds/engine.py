@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 import zmq.asyncio
 
 from kvhearth.router.feeds.ports import FeedState, Index
 from kvhearth.router.feeds.snapshot import SnapshotError, ask_snapshot
-from kvhearth.router.feeds.wire import AllBlocksCleared, Batch, apply, decode
+from kvhearth.router.feeds.wire import AllBlocksCleared, Batch, Event, apply, decode
 from kvhearth.store.protocol.address import parse_address
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ REORDER_SECONDS = 0.1
 """How long a batch that came early waits for those before it."""
 
 _MOST_EARLY = 256
+_EVENTS_AT_ONCE = 32
 _QUEUE = 100_000
 _REPLAY_SECONDS, _REPLAY_PAUSE_SECONDS = 10.0, 1.0
 _SNAPSHOT_SECONDS = 30.0
@@ -137,6 +138,7 @@ class EngineFeed:
                     await self._catch_up()
                 if frames is not None:
                     await self._take(frames)
+                    await asyncio.sleep(0)  # a message that waits is had without waiting: let others run
                 elif self._early:
                     await self._heal()
                 if self._was_cleared:
@@ -168,7 +170,7 @@ class EngineFeed:
             self._early[number] = payload
         else:
             self._tell(number, payload)
-            self._take_early()
+            await self._take_early()
 
     def _is_of_new_start(self, payload: bytes) -> bool:
         """Whether a batch with an old number is newer than all: the engine counts from 0 again. Forgets it then."""
@@ -182,21 +184,23 @@ class EngineFeed:
         self._next = 0
         return True
 
-    def _take_early(self) -> None:
+    async def _take_early(self) -> None:
         while (payload := self._early.pop(self._next, None)) is not None:
             self._tell(self._next, payload)
+            await asyncio.sleep(0)
         if self._early:
             self._early_since = self._now()
 
-    def _tell(self, number: int, payload: bytes) -> None:
+    def _tell(self, number: int, payload: bytes, *, live: bool = True) -> None:
         self._next = number + 1
         batch = self._read(payload)
         if batch is None:
             return
         self._heard_at = max(self._heard_at, batch.at)
-        self.state.lag_seconds = max(0.0, self._wall() - batch.at)
+        if live:
+            self.state.lag_seconds = max(0.0, self._wall() - batch.at)
         self.state.batches += 1
-        self._apply(batch, whole=False)
+        self._apply(batch.events, whole=False)
         if self._snapshot and any(isinstance(event, AllBlocksCleared) for event in batch.events):
             self._was_cleared = True  # DRAM may hold what it held
         if self._asked_since is not None:
@@ -213,9 +217,9 @@ class EngineFeed:
             self.state.ignored["unknown_event"] += batch.unread
         return batch
 
-    def _apply(self, batch: Batch, *, whole: bool) -> None:
+    def _apply(self, events: Sequence[Event], *, whole: bool) -> None:
         state = self.state
-        for event in batch.events:
+        for event in events:
             why_not = apply(event, self.target, self._index, whole=whole)
             if why_not:
                 state.ignored[why_not] += 1
@@ -246,7 +250,7 @@ class EngineFeed:
             self._next = max(self._next, min(self._early))
             for number in [number for number in self._early if number < self._next]:
                 del self._early[number]
-            self._take_early()
+            await self._take_early()
 
     async def _replayed(self, first: int) -> bool:
         """Ask the engine for its batches from ``first`` on; whether nothing is missing now that can be had.
@@ -290,7 +294,8 @@ class EngineFeed:
                 self._forget()
                 self._next = number
             if number == self._next:
-                self._tell(number, frames[-1])
+                self._tell(number, frames[-1], live=False)
+                await asyncio.sleep(0)
 
     @staticmethod
     async def _next_of_replay(socket: zmq.asyncio.Socket, *, begun: bool) -> list[bytes] | None:
@@ -317,6 +322,8 @@ class EngineFeed:
             return False
         self._forget()
         self._heard_at = max(self._heard_at, batch.at)
-        self._apply(batch, whole=True)
+        for start in range(0, len(batch.events), _EVENTS_AT_ONCE):
+            self._apply(batch.events[start : start + _EVENTS_AT_ONCE], whole=True)
+            await asyncio.sleep(0)
         self._index.set_silence(self.target, "")
         return True

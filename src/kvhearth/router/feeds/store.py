@@ -194,6 +194,8 @@ class StoreFeed:
         sequence = message[1]
         if not isinstance(sequence, int):
             raise Miss(MissReason.PROTOCOL, f"{kind!r} without a sequence")
+        if kind == b"snapshot" and self._position is not None:
+            self._forget()  # the store no longer knows what happened since: it tells all anew
         if kind in (b"put", b"snapshot"):
             self._holdings.put(self.address, *_chunks(message))
         elif kind == b"evict":

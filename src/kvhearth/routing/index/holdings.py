@@ -19,6 +19,10 @@ _BATCHES_OF_ROOM = 256
 
 _MOST_SHARED = 8192
 
+_MASK_BYTES = 70
+"""A dict whose keys come and go makes room for three to six times as many as it has, some 60 to 120 bytes a key; past
+this its memory is given back."""
+
 
 class Holdings:
     """State of the index.
@@ -146,6 +150,8 @@ class Holdings:
 
     def make_room(self) -> None:
         """Evict until what is held and guessed fits: the oldest guesses, then blocks of the place that has most."""
+        if sys.getsizeof(self.masks) > _MASK_BYTES * len(self.masks) + 4096:
+            self.masks = dict(self.masks)  # CPython makes the copy as small as it can
         if self.size + self.guesses <= self._room:
             return
         while self.size + self.guesses > self._room and self._guessed:

@@ -240,6 +240,8 @@ class KvIndex:
         pool = self._pool(name)
         if not pool.fed:
             pool.fed = True
+            told = [target.dram.chunk_blocks for target in pool.targets.values()]
+            pool.store.chunk_blocks = max(pool.store.chunk_blocks, *told, 1)
             self._holdings.empty(pool.store)
             pool.parked.clear(Medium.STORE)
         return pool
@@ -312,7 +314,8 @@ class KvIndex:
         self, owner: Target, medium: Medium, stored: StoredBlocks, keys: Sequence[int], held: Sequence[bool] | None
     ) -> None:
         place = self._place(owner, medium)
-        place.chunk_blocks = chunk = stored.chunk_blocks or len(keys)
+        chunk = stored.chunk_blocks or len(keys)
+        self._learn_chunk(owner, place, chunk)
         for hash_, key in zip(stored.hashes, keys, strict=True):
             self._holdings.remember(hash_, key)
         if medium is Medium.STORE and owner.pool.fed:
@@ -320,6 +323,13 @@ class KvIndex:
         for last in range(chunk - 1, len(keys), chunk):
             if held is None or held[last]:
                 self._holdings.hold(place, stored.hashes[last], keys[last])
+
+    @staticmethod
+    def _learn_chunk(owner: Target, place: Place, blocks: int) -> None:
+        """The store's feed does not say how long chunks are: as long as those of DRAM, whence they come."""
+        place.chunk_blocks = blocks
+        if place is owner.dram and owner.pool.fed and owner.pool.store.chunk_blocks == 1:
+            owner.pool.store.chunk_blocks = blocks
 
     def _unpark(self, owner: Target, hashes: Sequence[int], keys: Sequence[int], news: list[Orphan]) -> None:
         orphans, named, stored = owner.parked.orphans, owner.parked, owner.pool.parked
@@ -338,7 +348,7 @@ class KvIndex:
         if medium is Medium.STORE and owner.pool.fed:
             return
         if stored.chunk_blocks:
-            place.chunk_blocks = stored.chunk_blocks
+            self._learn_chunk(owner, place, stored.chunk_blocks)
         parked = owner.pool.parked if medium is Medium.STORE else owner.parked
         for hash_ in stored.hashes:
             if key := self._key(owner, hash_):
