@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvhearth.cli.secrets import ROUTER_KEY_VARIABLE, read_secret
+from kvhearth.cli.secrets import ROUTER_KEY_VARIABLE, STORE_PASSWORD_VARIABLE, read_secret
 from kvhearth.errors import UserError
 from kvhearth.routing.policies.prefix import PrefixSettings
 from kvhearth.routing.registry import POLICY_NAMES
@@ -60,7 +60,12 @@ def serve(
         list[str] | None,
         typer.Option(help=f"Where it tells what it holds: name=host:port; the token is in {SNAPSHOT_VARIABLE}."),
     ] = None,
-    store: Annotated[str, typer.Option(help="Address of the shared store, whose feed says what it holds.")] = "",
+    store: Annotated[
+        str,
+        typer.Option(
+            help=f"Address of the shared store, whose feed says what it holds; password: {STORE_PASSWORD_VARIABLE}."
+        ),
+    ] = "",
     tokenizer: Annotated[
         str, typer.Option(help="Directory of the model's tokenizer; without one the engines are asked for token ids.")
     ] = "",
@@ -112,6 +117,7 @@ def serve(
             events=_event_sources(kv_events or [], kv_replay or [], kv_snapshot or []),
             tokenizer=tokenizer,
             store=store,
+            store_password=read_secret(None, STORE_PASSWORD_VARIABLE, option="--store"),
             snapshot_token=read_secret(None, SNAPSHOT_VARIABLE, option="--kv-snapshot") or "",
             block_tokens=block_size,
             index_bytes=parse_bytes(index_size, where="--index-size"),

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Trans
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState, TransferJobStatus
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.base import GPULoadStoreSpec, OffloadKey, ReqContext
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from kvhearth.connector.facts import RequestFacts
 from kvhearth.connector.scheduler import HearthScheduler
@@ -56,6 +56,7 @@ class _Nobody:
     kv_transfer_params: None = None
     num_prompt_tokens: int = 0
     num_tokens: int = 0
+    status: RequestStatus = RequestStatus.FINISHED_STOPPED
 
     def is_finished(self) -> bool:
         return True
