@@ -342,7 +342,7 @@ def production_stack(at: Setting, script: str) -> System:
 
 def systems(at: Setting, options: argparse.Namespace) -> list[System]:
     """What is compared: ours, and whoever is there."""
-    found = [ours(at, policy) for policy in ("round-robin", "prefix")]
+    found = [ours(at, policy) for policy in ("round-robin", "prefix", "kv-aware")]
     if options.vllm_router:
         found += [vllm_router(at, options.vllm_router, policy) for policy in ("round_robin", "cache_aware", "kv_aware")]
     if options.sglang_router:
