@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -103,8 +104,12 @@ def volume(folder: Path, files: int) -> Iterator[tuple[Path, Callable[[], bool]]
     with image.open("wb") as file:
         file.truncate(files * 8192 + 256 * MIB)
     mount = ["mount", "-o", "loop", str(image), str(place)]
-    made = subprocess.run(["mkfs.ext4", "-q", "-F", "-N", str(files + 20_000), str(image)], check=False)
-    if made.returncode or subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode:
+    mkfs = shutil.which("mkfs.ext4", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")  # often on root's path only
+    make = [mkfs or "false", "-q", "-F", "-N", str(files + 20_000), str(image)]
+    if (
+        subprocess.run(make, check=False).returncode
+        or subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode
+    ):
         image.unlink()
         yield place, lambda: False
         return

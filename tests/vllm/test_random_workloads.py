@@ -20,6 +20,8 @@ from .rig import BLOCK, Rig, WrongKv, tokens
 from .servers import StoreProcess
 
 SHAPES = list(itertools.product(("eager", "lazy"), (False, True), (1, 3), (True, False)))
+ROOM = [(60, 40, 512), (40, 12, 64), (90, 120, 64)]
+"""Blocks of HBM, chunks of DRAM and tokens a step; the last has more DRAM than HBM."""
 
 
 def _play(rig: Rig, seed: int, store: StoreProcess | None) -> None:
@@ -45,21 +47,33 @@ def _play(rig: Rig, seed: int, store: StoreProcess | None) -> None:
     rig.finish(120)
 
 
+def _drop_and_ask_again(rig: Rig, seed: int, blocks: int) -> None:
+    """A prompt leaves HBM for others and comes again: something is loaded, whatever was drawn."""
+    prompt = tokens(9000 + seed, 10 * BLOCK)
+    rig.run("first", prompt)
+    for turn in range(4):
+        rig.run(f"push{turn}", tokens(9100 + 10 * seed + turn, blocks // 4 * BLOCK))
+    rig.run("again", prompt)
+    rig.finish(120)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("admission", "hybrid", "size", "shared"), SHAPES)
 def test_no_step_reads_wrong_kv(admission: str, hybrid: bool, size: int, shared: bool, store: StoreProcess) -> None:
     totals: dict[str, float] = {}
-    for seed in range(3):
+    for seed, (blocks, dram_chunks, batched_tokens) in enumerate(ROOM):
         with Rig(
             store=store.address if shared else None,
-            blocks=random.Random(seed).choice([40, 60, 90]),
-            dram_chunks=random.Random(seed).choice([12, 40, 120]),
+            blocks=blocks,
+            dram_chunks=dram_chunks,
             hybrid=hybrid,
             blocks_per_chunk=size,
             extra={"dram_admission": admission, "offload_prompt_only": bool(seed % 2)},
-            batched_tokens=random.Random(seed).choice([64, 512]),
+            batched_tokens=batched_tokens,
         ) as rig:
             _play(rig, seed, store if shared else None)
+            if dram_chunks * size > blocks:
+                _drop_and_ask_again(rig, seed, blocks)
             for name in ("vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"):
                 totals[name] = totals.get(name, 0) + rig.stats.get(name, 0)
             assert not rig.side._block_id_to_pending_jobs

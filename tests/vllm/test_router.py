@@ -16,6 +16,7 @@ from kvhearth.control import LocalStack
 from kvhearth.control.demo_vllm import stack_of_mode
 from kvhearth.metrics import parse_exposition
 from kvhearth.planner.workload import Segment
+from kvhearth.router.tokens.parity import QUESTIONS
 from kvhearth.stack import Router
 
 START_SECONDS = 300.0
@@ -80,13 +81,10 @@ def metric(running: LocalStack, name: str) -> dict[tuple[str, ...], float]:
 
 def test_parity_of_token_ids_for_completions_and_for_chat_with_the_models_template(running: LocalStack) -> None:
     parity = until(
-        lambda: len(found := metric(running, "kvhearth_router_token_parity")) == 10 and found,
-        "each engine is compared in five shapes",
+        lambda: len(found := metric(running, "kvhearth_router_token_parity")) == 2 * len(QUESTIONS) and found,
+        "each engine is compared in every shape",
     )
-    assert {engine for engine, _ in parity} == set(running.engine_urls)
-    for engine in running.engine_urls:
-        assert parity[engine, "text"] == 1
-        assert parity[engine, "chat"] == 1
+    assert parity == {(engine, shape): 1 for engine in running.engine_urls for shape in QUESTIONS}
     before = metric(running, "kvhearth_router_tokenized_total")
     complete(running, text(90))
     messages = [{"role": "user", "content": text(91)}]

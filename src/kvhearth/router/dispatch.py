@@ -153,7 +153,7 @@ class Dispatcher:
     def _keyed(
         self, kv: KvRouting, model: str, fields: dict[str, Any], request: Request, found: TokenIds
     ) -> RouteRequest:
-        """A route by block keys where there are ids, else by text; up to a first image there are keys, and a reason."""
+        """A route by block keys where there are ids, else by text, and why."""
         session = request.session.decode("latin-1") or session_of(fields)
         salt = fields.get("cache_salt")
         lora = model if self._router.fleet.is_adapter(model) else ""
@@ -162,8 +162,8 @@ class Dispatcher:
             return RouteRequest(model, (), len(found.ids), session, keys, block_tokens)
         routable = routable_of(fields)
         hashes = prefix_hashes(routable.content, seed=content_seed(model, routable.salt))
-        tokens = max(routable.tokens, len(found.ids))
-        return RouteRequest(model, hashes, tokens, session, keys, block_tokens, unkeyed)
+        tokens = len(found.ids) or routable.tokens
+        return RouteRequest(model, hashes, tokens, session, unkeyed=unkeyed)
 
     # Parts of a decision
 

@@ -128,7 +128,8 @@ class KvRouting:
         if not engines:
             return TokenIds((), "unreachable")
         engine = min(engines, key=lambda engine: engine.requests_in_flight)
-        return self.tokens.of(path.decode("latin-1"), fields, model, self._asker(engine))
+        names = {engine.name for engine in engines}
+        return self.tokens.of(path.decode("latin-1"), fields, model, self._asker(engine), names)
 
     async def within_deadline(self, found: asyncio.Future[TokenIds]) -> TokenIds:
         """The ids, or why there are none in time."""
@@ -151,19 +152,16 @@ class KvRouting:
         return ask
 
     def keys(self, lora: str, salt: str, found: TokenIds) -> tuple[Sequence[int], int, str]:
-        """Block keys of a prompt, the tokens of a block, and why there are none or not all of them ("" = all)."""
+        """Block keys of a prompt, the tokens of a block, and why there are no keys ("": there are)."""
         block_tokens = self._settings.block_tokens or self._block_tokens
         if not block_tokens:
             return (), 0, found.reason or "no_events"
         if not found.ids:
             return (), 0, found.reason or "no_tokens"
         try:
-            keys = block_keys(found.ids, block_tokens, chain_seed(lora, salt))
+            return block_keys(found.ids, block_tokens, chain_seed(lora, salt)), block_tokens, ""
         except ValueError:
             return (), 0, "bad_tokens"
-        if found.reason and not keys:
-            return (), 0, found.reason
-        return keys, block_tokens, found.reason
 
     def sweep(self, fleet: Fleet, exchanges: Iterable[Exchange], now: float) -> None:
         """What needs no request to happen: corrections that fade, and prompts that must be computed by now."""

@@ -143,38 +143,13 @@ def _authorization(api_key: str | None) -> bytes:
 
 async def get_page(engine: Engine, path: bytes, deadline_seconds: float, authorization: bytes) -> bytes:
     """Body of an engine's page, over a connection of its own; raises ProbeFailed for all but status 200 in time."""
-    request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%bconnection: close\r\n\r\n"
-    _, body = await _ask(
-        engine, path, request % (path, engine.host_header, authorization), deadline_seconds, statuses=(200,)
-    )
-    return body
-
-
-async def post_json(
-    engine: Engine, path: str, fields: Any, deadline_seconds: float, authorization: bytes
-) -> tuple[int, Any]:
-    """Status and decoded answer (None where it is not JSON) of a POST; raises ProbeFailed when none comes in time."""
-    body = msgspec.json.encode(fields)
-    head = (
-        b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: application/json\r\nconnection: close\r\n"
-        b"content-length: %d\r\n\r\n" % (path.encode(), engine.host_header, authorization, len(body))
-    )
-    status, answer = await _ask(engine, path.encode(), head + body, deadline_seconds)
-    try:
-        return status, msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return status, None
-
-
-async def _ask(
-    engine: Engine, path: bytes, request: bytes, deadline_seconds: float, statuses: tuple[int, ...] = ()
-) -> tuple[int, bytes]:
     name = path.decode()
     try:
         async with asyncio.timeout(deadline_seconds):
             reader, writer = await asyncio.open_connection(engine.host, engine.port)
             try:
-                writer.write(request)
+                head = b"GET %b HTTP/1.1\r\nhost: %b\r\n%bconnection: close\r\n\r\n"
+                writer.write(head % (path, engine.host_header, authorization))
                 status, body = await _read_page(reader, name)
             finally:
                 writer.transport.abort()
@@ -183,9 +158,9 @@ async def _ask(
     except (OSError, UnicodeError) as error:
         ours = getattr(error, "errno", None) in _OUR_FAULT
         raise ProbeFailed(f"{name}: {error}", gone=not ours, timed_out=ours) from None
-    if statuses and status not in statuses:
+    if status != 200:
         raise ProbeFailed(f"{name}: status {status}")
-    return status, body
+    return body
 
 
 class _Page:

@@ -18,7 +18,7 @@ TEMPLATE = (
 CORPUS = ["hello world, who are you? I am nobody. What is the weather in Paris like? 0123456789 {}[]:,\"'"] * 4
 
 
-def make(folder: Path, template: str | None = TEMPLATE) -> Path:
+def make(folder: Path, template: object = TEMPLATE) -> Path:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

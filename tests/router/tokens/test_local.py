@@ -30,46 +30,46 @@ def test_ids_are_those_of_the_whole_text(folder: Path, pieces: list[str]) -> Non
 
 
 def test_a_conversation_goes_through_the_chat_template(local: LocalTokenizer) -> None:
-    rendered = local.text_of(Chat(TALK, {}))
+    rendered = local.text_of(Chat(TALK))
     user, assistant = "<|im_start|>user\nhello world<|im_end|>\n", "<|im_start|>assistant\n"
     assert rendered == f"{user}{assistant}I am nobody.<|im_end|>\n{assistant}"
-    assert not local.text_of(Chat(TALK, {"add_generation_prompt": False})).endswith("assistant\n")
-    assert '"name": "f"' in local.text_of(Chat(TALK, {"tools": [{"name": "f"}]}))
+    assert not local.text_of(Chat(TALK, add_generation_prompt=False)).endswith("assistant\n")
+    assert '"name": "f"' in local.text_of(Chat(TALK, tools=[{"type": "function", "function": {"name": "f"}}]))
 
 
 def test_a_message_that_goes_on_is_left_open(local: LocalTokenizer) -> None:
-    asked = Chat(TALK, {"continue_final_message": True, "add_generation_prompt": False})
+    asked = Chat(TALK, continued=True)
     assert local.text_of(asked).endswith("<|im_start|>assistant\nI am nobody.")
 
 
 def test_parts_of_a_message_are_lines_where_the_template_wants_a_string(local: LocalTokenizer) -> None:
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}]
-    assert "user\nhello\nworld<|im_end|>" in local.text_of(Chat([{"role": "user", "content": parts}], {}))
+    assert "user\nhello\nworld<|im_end|>" in local.text_of(Chat([{"role": "user", "content": parts}]))
 
 
 def test_a_template_that_loops_over_parts_gets_parts(tmp_path: Path) -> None:
     loop = "{% for p in content %}[{{ p.text }}]{% endfor %}"
     template = "{% for m in messages %}{% set content = m.content %}" + loop + "{% endfor %}"
     local = LocalTokenizer(make(tmp_path / "parts", template))
-    assert local.text_of(Chat([{"role": "user", "content": "hello"}], {})) == "[hello]"
+    assert local.text_of(Chat([{"role": "user", "content": "hello"}])) == "[hello]"
 
 
 def test_a_template_that_refuses_is_an_error_that_says_so(tmp_path: Path) -> None:
     local = LocalTokenizer(make(tmp_path / "refuses", "{{ raise_exception('roles must alternate') }}"))
     with pytest.raises(ValueError, match="roles must alternate"):
-        local.text_of(Chat(TALK, {}))
+        local.text_of(Chat(TALK))
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
     local = LocalTokenizer(make(tmp_path / "evil", "{{ ''.__class__.__mro__[1].__subclasses__() }}"))
     with pytest.raises(ValueError, match="unsafe"):
-        local.text_of(Chat(TALK, {}))
+        local.text_of(Chat(TALK))
 
 
 def test_the_next_turn_encodes_only_what_is_new(local: LocalTokenizer) -> None:
-    first = local.text_of(Chat(TALK, {}))
+    first = local.text_of(Chat(TALK))
     local.encode(first, special=False)
-    longer = local.text_of(Chat([*TALK, {"role": "user", "content": "What is the weather?"}], {}))
+    longer = local.text_of(Chat([*TALK, {"role": "user", "content": "What is the weather?"}]))
     assert 0 < local.uncached_bytes(longer) < 40
 
 
@@ -78,6 +78,18 @@ def test_memory_for_what_is_remembered_is_bounded(folder: Path) -> None:
     for number in range(200):
         local.encode(f"<|im_start|>{number} hello world<|im_end|>", special=False)
     assert 0 < local._cached_bytes <= 2000
+
+
+def test_a_model_with_a_template_for_tools_uses_it_for_tools(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    local = LocalTokenizer(make(tmp_path / "named", named))
+    assert local.text_of(Chat(TALK)) == "plain"
+    assert local.text_of(Chat(TALK, tools=[{"function": {"name": "f"}}])) == "with tools"
+
+
+def test_a_template_that_cannot_be_read_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        LocalTokenizer(make(tmp_path / "broken", "{% for %}"))
 
 
 @pytest.mark.parametrize("content", ["", "{}", "junk"])
@@ -90,7 +102,6 @@ def test_a_folder_without_a_tokenizer_is_a_clear_error(tmp_path: Path, content: 
 
 def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
     local = LocalTokenizer(make(tmp_path / "plain", None))
-    assert not local.has_template
     with pytest.raises(ValueError, match="no chat template"):
-        local.text_of(Chat(TALK, {}))
+        local.text_of(Chat(TALK))
     assert local.text_of(Text("a")) == "a"

@@ -10,10 +10,14 @@ import pytest
 
 from kvhearth.router.tokens import TokenIds, Tokens
 from kvhearth.router.tokens.local import LocalTokenizer
+from kvhearth.router.tokens.parity import QUESTIONS
 from kvhearth.router.tokens.shapes import CHAT, Chat, Text, asked_of
 from kvhearth.router.tokens.tokens import AT_ONCE_BYTES
 
 from .conftest import TEMPLATE, make
+
+E = ("e",)
+"""The engine that serves the model."""
 
 HELLO = {"messages": [{"role": "user", "content": "hello world"}]}
 
@@ -48,28 +52,28 @@ async def ids(found: TokenIds | asyncio.Future[TokenIds]) -> TokenIds:
 
 
 async def test_ids_that_are_given_are_taken_at_once(engine: Engine) -> None:
-    assert Tokens(None).of("/v1/completions", {"prompt": [5, 6]}, "m", engine.ask) == TokenIds([5, 6])
+    assert Tokens(None).of("/v1/completions", {"prompt": [5, 6]}, "m", engine.ask, E) == TokenIds([5, 6])
     assert engine.questions == 0
 
 
 async def test_without_a_tokenizer_the_engine_is_asked(engine: Engine, local: LocalTokenizer) -> None:
     tokens = Tokens(None)
-    found = await ids(tokens.of("/v1/completions", {"prompt": "hello world"}, "m", engine.ask))
+    found = await ids(tokens.of("/v1/completions", {"prompt": "hello world"}, "m", engine.ask, E))
     assert found == TokenIds(local.encode("hello world", special=True))
-    chat = await ids(tokens.of(CHAT, HELLO, "m", engine.ask))
-    assert chat.ids == local.encode(local.text_of(Chat(HELLO["messages"], {})), special=False)
+    chat = await ids(tokens.of(CHAT, HELLO, "m", engine.ask, E))
+    assert chat.ids == local.encode(local.text_of(Chat(HELLO["messages"])), special=False)
     assert await tokens.register("e", "m", engine.ask) is None
 
 
 async def test_no_shape_is_trusted_before_an_engine_has_agreed(engine: Engine, local: LocalTokenizer) -> None:
     tokens = Tokens(local)
-    await ids(tokens.of(CHAT, HELLO, "m", engine.ask))
+    await ids(tokens.of(CHAT, HELLO, "m", engine.ask, E))
     assert engine.questions == 1
     parity = await tokens.register("e", "m", engine.ask)
     assert parity is not None
-    assert (parity.agreed, parity.differing) == ({"text", "chat", "chat_parts", "chat_tools", "chat_continued"}, {})
+    assert (parity.agreed, parity.differing) == (QUESTIONS.keys(), {})
     asked = engine.questions
-    assert (await ids(tokens.of(CHAT, HELLO, "m", engine.ask))).ids
+    assert (await ids(tokens.of(CHAT, HELLO, "m", engine.ask, E))).ids
     assert engine.questions == asked
     tokens.close()
 
@@ -82,24 +86,30 @@ async def test_where_an_engine_differs_it_is_asked_and_told_why(local: LocalToke
     assert list(parity.differing) == ["chat_tools"]
     assert "ids for the engine's" in parity.differing["chat_tools"]
     asked = other.questions
-    await ids(tokens.of(CHAT, HELLO, "m", other.ask))
+    await ids(tokens.of(CHAT, HELLO, "m", other.ask, E))
     assert other.questions == asked
-    await ids(tokens.of(CHAT, {**HELLO, "tools": [{"type": "function"}]}, "m", other.ask))
+    await ids(tokens.of(CHAT, {**HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "m", other.ask, E))
     assert other.questions == asked + 1
     tokens.forget("e")
-    await ids(tokens.of(CHAT, HELLO, "m", other.ask))
+    await ids(tokens.of(CHAT, HELLO, "m", other.ask, E))
     assert other.questions == asked + 2
     tokens.close()
 
 
-async def test_one_engine_that_differs_is_enough_to_ask(engine: Engine, local: LocalTokenizer, tmp_path: Path) -> None:
+async def test_one_engine_of_the_model_that_differs_is_enough_to_ask(
+    engine: Engine, local: LocalTokenizer, tmp_path: Path
+) -> None:
     other = Engine(make(tmp_path / "other", TEMPLATE.replace("\n{{ m", " {{ m")))
     tokens = Tokens(local)
     await tokens.register("e", "m", engine.ask)
     await tokens.register("f", "m", other.ask)
     asked = engine.questions
-    await ids(tokens.of(CHAT, HELLO, "m", engine.ask))
+    await ids(tokens.of(CHAT, HELLO, "m", engine.ask, ("e", "f")))
     assert engine.questions == asked + 1
+    await ids(tokens.of(CHAT, HELLO, "m", engine.ask, ("e", "new")))
+    assert engine.questions == asked + 2
+    await ids(tokens.of(CHAT, HELLO, "m", engine.ask, ("e",)))
+    assert engine.questions == asked + 2, "an engine of another model has no say"
     tokens.close()
 
 
@@ -107,12 +117,12 @@ async def test_long_prompts_are_encoded_off_the_loop(engine: Engine, local: Loca
     tokens = Tokens(local)
     await tokens.register("e", "m", engine.ask)
     text = "hello world " * AT_ONCE_BYTES
-    found = tokens.of("/v1/completions", {"prompt": text}, "m", engine.ask)
+    found = tokens.of("/v1/completions", {"prompt": text}, "m", engine.ask, E)
     assert isinstance(found, asyncio.Future)
     assert (await found).ids == local.encode(text, special=True)
-    chat = tokens.of(CHAT, {"messages": [{"role": "user", "content": text}]}, "m", engine.ask)
+    chat = tokens.of(CHAT, {"messages": [{"role": "user", "content": text}]}, "m", engine.ask, E)
     assert isinstance(chat, asyncio.Future)
-    again = tokens.of(CHAT, {"messages": [{"role": "user", "content": text}]}, "m", engine.ask)
+    again = tokens.of(CHAT, {"messages": [{"role": "user", "content": text}]}, "m", engine.ask, E)
     assert (await chat) == await ids(again)
     tokens.close()
 
@@ -130,15 +140,15 @@ async def test_long_prompts_are_encoded_off_the_loop(engine: Engine, local: Loca
 )
 async def test_an_engine_that_does_not_tell(engine: Engine, answer: Any, reason: str) -> None:
     engine.answer = answer
-    found = await ids(Tokens(None).of("/v1/completions", {"prompt": "a"}, "m", engine.ask))
+    found = await ids(Tokens(None).of("/v1/completions", {"prompt": "a"}, "m", engine.ask, E))
     assert found == TokenIds((), reason)
 
 
 async def test_what_no_engine_tokenizes_has_a_reason(engine: Engine) -> None:
     tokens = Tokens(None)
     image = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
-    assert tokens.of(CHAT, image, "m", engine.ask) == TokenIds((), "multi_modal")
-    assert tokens.of("/v1/rerank", {"query": "q"}, "m", engine.ask) == TokenIds((), "shape")
+    assert tokens.of(CHAT, image, "m", engine.ask, E) == TokenIds((), "multi_modal")
+    assert tokens.of("/v1/rerank", {"query": "q"}, "m", engine.ask, E) == TokenIds((), "shape")
     assert tokens.counts["none"] == 2
 
 
@@ -147,5 +157,5 @@ async def test_a_conversation_that_the_template_refuses(engine: Engine, tmp_path
     tokens = Tokens(LocalTokenizer(make(tmp_path / "strict", strict)))
     await tokens.register("e", "m", engine.ask)
     long = {"messages": HELLO["messages"] * 5}
-    assert await ids(tokens.of(CHAT, long, "m", engine.ask)) == TokenIds((), "refused")
+    assert await ids(tokens.of(CHAT, long, "m", engine.ask, E)) == TokenIds((), "refused")
     tokens.close()

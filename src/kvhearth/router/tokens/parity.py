@@ -9,30 +9,60 @@ from kvhearth.router.tokens.local import LocalTokenizer
 from kvhearth.router.tokens.shapes import CHAT, Chat, Text, asked_of
 
 _TEXT = "The quick brown fox,\n\t jumps over 13 lazy dogs — naïve café 東京 🦊 </s> <|im_end|>  end "
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Weather of a place.",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Weather of a place.",
+            "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        },
     },
+    {"function": {"name": "time"}, "type": "function"},
+]
+_CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {"id": "call1", "type": "function", "function": {"name": "weather", "arguments": '{"place":"東京"}'}}
+    ],
 }
+_RESULT = {"role": "tool", "tool_call_id": "call1", "content": "cloudy"}
 _TALK = [
     {"role": "system", "content": "You are brief."},
     {"role": "user", "content": "Hello, who are you? "},
     {"role": "assistant", "content": "Nobody."},
 ]
 _QUESTION = {"role": "user", "content": _TEXT}
-_PARTS = [{"type": "text", "text": "First part."}, {"type": "text", "text": "Second part."}]
+_PARTS = [
+    {"type": "text", "text": "First part.", "cache_control": {"type": "ephemeral"}},
+    {"type": "text", "text": "Second part."},
+]
+_CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
 
 QUESTIONS: dict[str, list[dict[str, Any]]] = {
     "text": [{"prompt": _TEXT}, {"prompt": "a"}, {"prompt": _TEXT, "add_special_tokens": False}],
     "chat": [{"messages": [*_TALK, _QUESTION]}, {"messages": [_QUESTION]}],
-    "chat_parts": [{"messages": [*_TALK, {"role": "user", "content": _PARTS}]}],
-    "chat_tools": [{"messages": [*_TALK, _QUESTION], "tools": [_TOOL]}],
-    "chat_continued": [{"messages": _TALK, "continue_final_message": True, "add_generation_prompt": False}],
+    "chat_parts": [
+        {"messages": [*_TALK, {"role": "user", "content": _PARTS}]},
+        {"messages": [{"role": "system", "content": _PARTS}, _QUESTION]},
+    ],
+    "chat_tools": [
+        {"messages": [*_TALK, _QUESTION], "tools": _TOOLS},
+        {"messages": [_QUESTION, _CALL, _RESULT], "tools": _TOOLS},
+    ],
+    "chat_options": [
+        {"messages": [_QUESTION], "chat_template_kwargs": {"enable_thinking": False}},
+        {"messages": [_QUESTION], "reasoning_effort": "low"},
+        {"messages": [{"role": "developer", "content": "Be brief."}, _QUESTION]},
+        {"messages": [*_TALK[:2], {**_TALK[2], "reasoning": "Who am I?"}, _QUESTION]},
+    ],
+    "chat_continued": [
+        {"messages": _TALK, **_CONTINUED},
+        {"messages": [*_TALK[:2], {"role": "assistant", "content": "I am  "}], **_CONTINUED},
+    ],
 }
-"""What is asked, by shape."""
+"""What is asked, by shape: what `Text.shapes` and `Chat.shapes` name."""
 
 
 class Parity(NamedTuple):
@@ -62,7 +92,7 @@ async def _difference(local: LocalTokenizer, model: str, question: dict[str, Any
         ours: list[int] | None = local.encode(local.text_of(asked), special=asked.special)
     except ValueError as error:
         ours, refusal = None, str(error)
-    status, answer = await ask("/tokenize", {"model": model, **question})
+    status, answer = await ask("/tokenize", {"model": model, **asked.question()})
     theirs = answer.get("tokens") if status == 200 and isinstance(answer, dict) else None
     if ours is None:
         return "" if theirs is None else refusal

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,9 @@ class Tokens:
         self._waiting = 0
         self.counts = {"given": 0, "local": 0, "engine": 0, "none": 0}
 
-    def of(self, path: str, fields: dict[str, Any], model: str, ask: AskEngine) -> TokenIds | asyncio.Future[TokenIds]:
+    def of(
+        self, path: str, fields: dict[str, Any], model: str, ask: AskEngine, engines: Iterable[str]
+    ) -> TokenIds | asyncio.Future[TokenIds]:
         """The ids that a request's prompt becomes: at once, or when they are made.
 
         Args:
@@ -48,6 +51,7 @@ class Tokens:
             fields: its decoded body.
             model: as engines name it.
             ask: an engine that serves it.
+            engines: the names of all that do; our ids are taken where every one of them makes the same.
         """
         asked = asked_of(path, fields)
         if isinstance(asked, list):
@@ -59,9 +63,9 @@ class Tokens:
         if self._waiting >= _MOST_WAITING:
             self.counts["none"] += 1
             return TokenIds((), "late")
-        if self._local is not None and self._agrees(asked.shape):
+        if self._local is not None and self._agree(engines, asked.shapes):
             return self._here(self._local, asked)
-        return self._later(self._asked(asked, fields, model, ask))
+        return self._later(self._asked(asked, model, ask))
 
     async def register(self, engine: str, model: str, ask: AskEngine) -> Parity | None:
         """Compare our tokenizer with an engine that has come; None without a tokenizer.
@@ -91,9 +95,9 @@ class Tokens:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _agrees(self, shape: str) -> bool:
-        parities = self._parity.values()
-        return bool(parities) and all(shape in parity.agreed for parity in parities)
+    def _agree(self, engines: Iterable[str], shapes: frozenset[str]) -> bool:
+        parities = [self._parity.get(engine) for engine in engines]
+        return bool(parities) and all(parity is not None and shapes <= parity.agreed for parity in parities)
 
     def _here(self, local: LocalTokenizer, asked: Text | Chat) -> TokenIds | asyncio.Future[TokenIds]:
         self.counts["local"] += 1
@@ -119,15 +123,10 @@ class Tokens:
 
         return self._later(asyncio.wrap_future(self._pool.submit(work)) if self._pool is not None else None)
 
-    async def _asked(self, asked: Text | Chat, fields: dict[str, Any], model: str, ask: AskEngine) -> TokenIds:
+    async def _asked(self, asked: Text | Chat, model: str, ask: AskEngine) -> TokenIds:
         self.counts["engine"] += 1
-        question: dict[str, Any] = {"model": model}
-        if isinstance(asked, Text):
-            question |= {"prompt": asked.text, "add_special_tokens": asked.special}
-        else:
-            question |= {"messages": asked.messages, "add_special_tokens": asked.special, **asked.options}
         try:
-            status, answer = await ask("/tokenize", question)
+            status, answer = await ask("/tokenize", {"model": model, **asked.question()})
         except TimeoutError:
             return TokenIds((), "late")
         except OSError:
