@@ -115,6 +115,18 @@ def test_several_prompts_give_choices_by_index(engine, stream: bool) -> None:
     assert texts == alone
 
 
+def test_rendering_tells_the_token_ids_that_generating_would_compute(engine) -> None:
+    completion = {"model": "llama-3.1-8b", "prompt": ["héllo wörld", "again"], "max_tokens": 5}
+    first, second = engine.http.post("/v1/completions/render", json=completion).json()
+    assert first["token_ids"] == engine.http.post("/tokenize", json={"prompt": "héllo wörld"}).json()["tokens"]
+    assert second["token_ids"] != first["token_ids"]
+    assert second["sampling_params"]["max_tokens"] == 5
+    messages = [{"role": "user", "content": "hi"}]
+    chat = engine.http.post("/v1/chat/completions/render", json={"model": "llama-3.1-8b", "messages": messages}).json()
+    assert chat["token_ids"] == engine.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    assert engine.http.post("/v1/completions/render", json={"model": "llama-3.1-8b"}).status_code == 400
+
+
 def test_tokenize_and_detokenize_are_each_others_reverse(engine) -> None:
     told = engine.http.post("/tokenize", json={"prompt": "héllo wörld\n", "return_token_strs": True}).json()
     assert told["count"] == len(told["tokens"]) == len(told["token_strs"])

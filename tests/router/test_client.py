@@ -272,6 +272,58 @@ def test_an_offer_to_upgrade_is_declined_by_answering(lab):
     assert wire.response()[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("target", "received"),
+    [
+        (b"http://router:8000/v1/completions?a=b", "/v1/completions?a=b"),
+        (b"HTTPS://[::1]/v1/completions", "/v1/completions"),
+    ],
+)
+def test_a_target_that_names_the_server_too_is_a_path_to_the_engine(lab, target, received):
+    engine = lab.engine()
+    wire = lab.router(engine).wire()
+    wire.send(b"POST %b HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n%b" % (target, len(BODY), BODY))
+    assert wire.response()[0] == 200
+    assert engine.requests[0].target == received
+    wire.send(b"GET http://router HTTP/1.1\r\nHost: r\r\n\r\n")
+    assert wire.error()[0] == 404  # "/" is none of its pages
+    assert wire.get("http://router/health")[0] == 200
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "chunked\r\nTransfer-Encoding: chunked"])
+def test_a_transfer_coding_that_would_be_lost_is_refused(lab, coding):
+    engine = lab.engine()
+    wire = lab.router(engine).wire()
+    wire.send(f"POST /v1/completions HTTP/1.1\r\nHost: r\r\nTransfer-Encoding: {coding}\r\n\r\n".encode())
+    wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
+    assert wire.error()[0] == 400
+    assert wire.rest() == b""
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "kept"),
+    [("1.0", "Upgrade", False), ("1.1", "Upgrade, close", False), ("1.1", "Upgrade", True)],
+)
+def test_who_offers_to_upgrade_gets_its_connection_closed_as_it_says(lab, version, connection, kept):
+    engine = lab.engine()
+    engine.behave = lab.events([b"data: 1\n\n"])
+    wire = lab.router(engine).wire()
+    wire.send(
+        f"POST /v1/completions HTTP/{version}\r\nHost: r\r\nUpgrade: h2c\r\nConnection: {connection}\r\n"
+        f"Content-Length: {len(BODY)}\r\n\r\n".encode()
+        + BODY
+    )
+    status, lines = wire.head()
+    assert status == 200
+    assert ("chunked" in dict(lines).get("transfer-encoding", "")) == (version == "1.1")
+    assert ("connection", "close") in lines or kept
+    if kept:
+        assert wire.chunk() == b"data: 1\n\n"
+    else:
+        assert b"data: 1\n\n" in wire.rest()
+
+
 def test_a_tunnel_is_refused(lab):
     wire = lab.router(lab.engine()).wire()
     wire.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n")

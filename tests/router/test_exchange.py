@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 
@@ -483,3 +484,31 @@ class full_listener:
     def __exit__(self, *_: object) -> None:
         for sock in (self.listener, *self.fillers):
             sock.close()
+
+
+def test_an_engine_that_closes_each_connection_at_once_keeps_nobody_waiting(lab):
+    engine = lab.engine()
+    router = lab.router(engine, health=NO_CHECKS)
+    engine.die()
+
+    async def accept_and_close():
+        async def close(reader, writer):
+            writer.transport.abort()
+
+        engine.server = await asyncio.start_server(close, "127.0.0.1", engine.port)
+
+    lab.engines_loop.run(accept_and_close())
+    wires = [router.wire() for _ in range(10)]
+    for wire in wires:
+        wire.prompt()
+    for wire in wires:
+        assert wire.error()[0] == 502  # within the test's patience, not after the ten minutes for a first byte
+    lab.until(lambda: all_quiet(router))
+
+
+def test_control_characters_in_an_engines_status_line_do_not_reach_the_client(lab):
+    engine = lab.engine()
+    engine.behave = lab.raw(b"HTTP/1.1 200 O\0\x1b[2J\x7fK \xe9\r\nContent-Length: 2\r\n\r\nhi")
+    wire = lab.router(engine).wire()
+    wire.prompt()
+    assert wire.until(b"\r\n") == b"HTTP/1.1 200 O[2JK \xe9"

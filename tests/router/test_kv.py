@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from kvhearth.router.config import EventSource, KvSettings
+from kvhearth.router.kv import BlockSizes
+from kvhearth.routing.index import Medium, StoredBlocks
 from kvhearth.store.server.config import StoreConfig
 from kvhearth.store.server.server import StoreServer
 
@@ -60,3 +64,37 @@ def test_a_client_that_leaves_while_ids_are_made_leaves_nothing_behind(lab):
     lab.until(lambda: router.metric("kvhearth_router_exchanges") == 0)
     assert router.metric("kvhearth_router_requests_in_flight") == 0
     engine.let_go(4)
+
+
+def test_a_fault_while_ids_are_waited_for_leaves_no_client_waiting(lab, monkeypatch, caplog):
+    router = lab.router(lab.engine(), policy="kv-aware", kv=kv(block_tokens=4))
+
+    def fail(*asked):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(router.inner.kv, "keys", fail)
+    wire = router.wire()
+    wire.post(json.dumps({"model": "m", "prompt": "x" * 100}).encode())
+    status, error = wire.error()
+    assert (status, error["code"]) == (500, "internal")
+    assert "ZeroDivisionError" in caplog.text
+    assert router.metric("kvhearth_router_exchanges") == 0
+
+
+@pytest.mark.parametrize("wrong", [{"block_tokens": -4}, {"block_tokens": 8}, {"token_ids": ()}])
+def test_an_event_that_contradicts_itself_says_nothing_of_the_size_of_blocks(wrong):
+    index = BlockSizes(max_bytes=1 << 20, now=lambda: 0.0)
+    right = StoredBlocks([1], None, [1, 2, 3, 4], 4)
+    index.stored("e0", Medium.HBM, right)
+    index.stored("e0", Medium.HBM, right._replace(**wrong))
+    assert index.block_tokens == {"e0": 4}
+
+
+def test_an_engine_whose_answer_is_nested_without_end_tells_no_ids(lab):
+    engine = lab.engine()
+    engine.behave = lab.reply(body=b"[" * 5000)
+    router = lab.router(engine, policy="kv-aware", kv=kv(block_tokens=4))
+    wire = router.wire()
+    wire.post(json.dumps({"model": "m", "prompt": "x" * 1000}).encode())
+    assert hit_of(wire).startswith("pieces=")
+    assert router.metric("kvhearth_router_misses_total", reason="refused") == 1

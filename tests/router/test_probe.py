@@ -161,3 +161,18 @@ def test_an_engines_own_load_is_seen_until_it_tells_no_more(lab, ranks):
         lab.engines_loop.run(probe.read())
     assert failed == ["e0"] * CHECKS.failures_to_down
     assert [target.view().running for target in engine.targets] == [0] * ranks
+
+
+def test_an_engine_is_looked_at_again_after_a_look_that_failed(lab, monkeypatch, caplog):
+    engine = lab.engine()
+    watched = Watched(lab, engine, dataclasses.replace(CHECKS, interval_seconds=0.02))
+
+    def fail(*told, **more):
+        monkeypatch.undo()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(watched.fleet, "mark_up", fail)
+    watch = asyncio.run_coroutine_threadsafe(watched.probe.watch(), lab.engines_loop.loop)
+    lab.until(lambda: watched.engine.healthy)
+    watch.cancel()
+    assert "ZeroDivisionError" in caplog.text

@@ -544,3 +544,55 @@ def test_a_form_is_passed_on_by_its_model_with_its_authorization(lab):
     assert received.header("authorization") == ["Bearer sk-1"]
     assert received.header("content-type")[0].startswith("multipart/form-data; boundary=")
     assert received.body.count(b"name=model\x00\xff") == 1000
+
+
+@pytest.mark.parametrize(
+    "target", ["/v1/load%5Flora_adapter", "/v1/load_lora_adapter/", "/v1/%75nload_lora_adapter?x=1", "/v1/%2e%2e/reset"]
+)
+def test_a_route_that_is_not_forwarded_is_not_forwarded_however_it_is_written(lab, target):
+    engine = lab.engine()
+    wire = lab.router(engine).wire()
+    wire.post(b'{"model":"m"}', target=target)
+    assert wire.error()[0] == 404
+    assert not engine.requests
+
+
+def test_a_fault_of_the_router_itself_is_answered_logged_and_leaves_nothing_behind(lab, monkeypatch, caplog):
+    router = lab.router(lab.engine())
+    wire = router.wire()
+
+    def fail(route, views):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(router.inner.policy, "pick", fail)
+        wire.prompt()
+        status, error = wire.error()
+        assert (status, error["code"]) == (500, "internal")
+    assert "ZeroDivisionError" in caplog.text
+    wire.prompt()
+    assert wire.response()[0] == 200
+    assert router.metric("kvhearth_router_refusals_total", code="internal") == 1
+    assert router.metric("kvhearth_router_buffered_bytes") == 0
+
+
+def test_deadlines_are_kept_after_a_look_at_them_has_failed(lab, monkeypatch):
+    engine = lab.engine()
+    engine.behave = lab.hang()
+    router = lab.router(engine, timeouts=Timeouts(first_byte_seconds=0.3, sweep_seconds=0.02))
+    failed = []
+
+    def fail(client):
+        failed.append(client)
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr("kvhearth.router.client.ClientConnection.expired", fail)
+        idle = router.wire()
+        assert idle.get("/health")[0] == 200
+        for client in router.inner.clients:
+            client.deadline = 0.0
+        lab.until(lambda: failed)
+    wire = router.wire()
+    wire.prompt()
+    assert wire.error()[0] == 504

@@ -77,3 +77,9 @@ def test_extra_keys_of_an_event_are_taken_apart():
     assert split_extra_keys([["tenant"], None]) == ("tenant", None)
     assert split_extra_keys([["adapter", "adapter"]], "adapter") == ("adapter", None)
     assert split_extra_keys(None) == ("", None)
+
+
+@pytest.mark.parametrize("extra", [{1: "a", "b": 2}, {b"a": 1}])
+def test_extra_keys_without_a_form_of_their_own_are_an_error(extra):
+    with pytest.raises(ValueError, match="extra keys"):
+        block_keys([1, 2], 2, 1, [[extra]])

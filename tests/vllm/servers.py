@@ -44,6 +44,7 @@ class StoreProcess:
         """It is there and does not answer."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)  # each of its threads stops when it is scheduled next
 
     def go_on(self) -> None:
         assert self._process is not None

@@ -127,13 +127,14 @@ print(json.dumps([windows, layers, len(output.token_ids), logprobs]))
 """
 
 
+@pytest.mark.timeout(300)
 def test_vllm_serves_the_sliding_window_model_with_two_kv_cache_groups(models: dict[Kind, Path]) -> None:
     own = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     done = subprocess.run(
         [sys.executable, "-c", _ENGINE, str(models["sliding-window"])],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         env={**os.environ, **own, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
         check=False,
     )

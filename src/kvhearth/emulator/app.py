@@ -5,6 +5,8 @@ from __future__ import annotations
 import hmac
 import json
 import time
+import uuid
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,6 +22,7 @@ from kvhearth.emulator.faulty import FaultLayer, FaultsEndpoint
 from kvhearth.emulator.generate import GenerateEndpoint
 from kvhearth.emulator.protocol import (
     ApiError,
+    Generation,
     ModelLimits,
     parse_chat,
     parse_completion,
@@ -62,6 +65,8 @@ def build_app(
             Route("/v1/models/{model:path}", pages.one_model),
             Route("/tokenize", pages.tokenize, methods=["POST"]),
             Route("/detokenize", pages.detokenize, methods=["POST"]),
+            Route("/v1/completions/render", pages.render_completion, methods=["POST"]),
+            Route("/v1/chat/completions/render", pages.render_chat, methods=["POST"]),
             Route("/health", pages.health),
             Route("/ping", pages.health, methods=["GET", "POST"]),
             Route("/version", pages.version),
@@ -73,6 +78,21 @@ def build_app(
         exception_handlers={ApiError: _refuse, 404: _not_found, 405: _not_allowed},
     )
     return FaultLayer(app if api_key is None else BearerGate(app, api_key), faults)
+
+
+def _rendered(generation: Generation) -> list[dict[str, Any]]:
+    """What vLLM's render endpoints say of each prompt: a request for token ids in place of text."""
+    return [
+        {
+            "request_id": uuid.uuid4().hex,
+            "token_ids": prompt.token_ids,
+            "features": None,
+            "sampling_params": {"max_tokens": generation.max_tokens},
+            "model": generation.model,
+            "stream": generation.stream,
+        }
+        for prompt in generation.prompts
+    ]
 
 
 class BearerGate:
@@ -133,6 +153,12 @@ class _Pages:
                 "token_strs": strings,
             }
         )
+
+    async def render_completion(self, request: Request) -> Response:
+        return JSONResponse(_rendered(parse_completion(await self._body(request), self._limits)))
+
+    async def render_chat(self, request: Request) -> Response:
+        return JSONResponse(_rendered(parse_chat(await self._body(request), self._limits))[0])
 
     async def detokenize(self, request: Request) -> Response:
         return JSONResponse({"prompt": decode(parse_detokenize(await self._body(request), self._limits))})

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric as PromFamily
 from prometheus_client.registry import Collector
 
 from kvhearth.metrics.spec import Kind, Metric, MetricFamily
+from kvhearth.metrics.tallies import Tallies
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -38,6 +39,18 @@ class Registry:
         """The histogram of a definition, with its buckets."""
         instrument: prom.Histogram = self._make(metric, Kind.HISTOGRAM, prom.Histogram)
         return instrument
+
+    def tallies(self, metric: Metric) -> Tallies:
+        """The histogram of a definition with one label, for a hot path of one thread.
+
+        Raises:
+            ValueError: it is no histogram with one label, or is made already.
+        """
+        if metric.name in self._made:
+            raise ValueError(f"metric {metric.name!r} has an instrument already")
+        made = self._made[metric.name] = Tallies(metric)
+        self._registry.register(made)
+        return made
 
     def collect_from(self, read: Callable[[], Iterable[MetricFamily]]) -> None:
         """Show numbers that a room keeps itself (plain integers on a hot path), read at each scrape.

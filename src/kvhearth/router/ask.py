@@ -80,7 +80,7 @@ async def ask_engine(
             status, answer = await _exchange(engine, limits, head, body)
     try:
         return status, msgspec.json.decode(answer)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return status, None
 
 

@@ -82,6 +82,8 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._headers = HeaderLines()
+        self.on_header = self._headers.add  # the parser's callback, without a step between
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._queue: deque[Request] = deque()
@@ -100,9 +102,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _begin(self) -> None:
         self._request = Request()
-        self._headers = HeaderLines()
+        self._headers.begin()
         self._in_message = False
-        self._head_done = False
         self._overhead_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -158,7 +159,15 @@ class ClientConnection(asyncio.Protocol):
         request, headers = self._request, self._headers
         framing = (b"content-length", b"transfer-encoding", b"expect")
         lines = [b"%b: %b\r\n" % (name, headers.taken[name]) for name in framing if name in headers.taken]
-        return b"%b %b HTTP/1.1\r\n%b%b\r\n" % (request.method, request.target, request.forwarded, b"".join(lines))
+        lines.append(b"connection: %b\r\n" % (b"keep-alive" if request.keep_alive else b"close"))
+        version = b"1.0" if request.http10 else b"1.1"
+        return b"%b %b HTTP/%b\r\n%b%b\r\n" % (
+            request.method,
+            request.target,
+            version,
+            request.forwarded,
+            b"".join(lines),
+        )
 
     def eof_received(self) -> None:
         return None
@@ -198,16 +207,14 @@ class ClientConnection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         self._request.target += url
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._head_done:  # trailers are dropped
-            self._headers.add(name, value)
-
     def on_headers_complete(self) -> None:
         if self._refused:
             return
-        self._head_done = True
+        self._headers.end()
         request, headers, parser = self._request, self._headers, self._parser
         request.method = parser.get_method()
+        if not request.target.startswith(b"/"):
+            request.target = _origin_form(request.target)
         request.path = request.target.partition(b"?")[0]
         request.http10 = parser.get_http_version() == "1.0"
         request.keep_alive = parser.should_keep_alive()
@@ -218,6 +225,8 @@ class ClientConnection(asyncio.Protocol):
             request.session = headers.first(self._router.session_header) or b""
         request.forwarded = headers.forwarded()
         refusal = self._router.refuse_head(request, headers)
+        if refusal is None and headers.taken.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            refusal = replies.error(400, "the only transfer coding that is read is chunked", "bad_http")
         if request.method == b"CONNECT":
             refusal = replies.error(
                 405, "this router opens no tunnels", "bad_method", extra=b"allow: GET, HEAD, POST\r\n"
@@ -377,3 +386,13 @@ class ClientConnection(asyncio.Protocol):
         self._closing = True
         self.deadline = self._router.now() + self._router.timeouts.idle_seconds
         self._transport.close()
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path of a target that names this server too, as a client does that takes it for a proxy (RFC 9112, 3.2.2)."""
+    scheme, slashes, rest = target.partition(b"://")
+    if not slashes or scheme.lower() not in {b"http", b"https"}:
+        return target
+    ends = [at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0]
+    path = rest[min(ends, default=len(rest)) :]
+    return path if path.startswith(b"/") else b"/" + path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from kvhearth.router.kv import KvRouting
     from kvhearth.router.router import Router
     from kvhearth.router.tokens import TokenIds
+
+log = logging.getLogger(__name__)
 
 UNPROMPTED = frozenset({b"/tokenize", b"/detokenize", b"/v1/messages/count_tokens"})
 """Routes that compute no KV: they go to whichever engine has least to do, and no policy learns from them."""
@@ -135,9 +138,9 @@ class Dispatcher:
         request: Request,
         found: asyncio.Future[TokenIds],
     ) -> None:
-        ids = await kv.within_deadline(found)
-        started = time.perf_counter()
         try:
+            ids = await kv.within_deadline(found)
+            started = time.perf_counter()
             route = self._keyed(kv, model, fields, request, ids)
             serving = self._router.fleet.serving(model) or []  # as it is now
             choice = self._choose(route, request, serving, started)
@@ -147,6 +150,9 @@ class Dispatcher:
             exchange.refuse(_bad(bad).reply)
         except Refused as refused:
             exchange.refuse(refused.reply)
+        except Exception:
+            log.exception("a request to %s could not be routed", request.path[:100].decode("latin-1"))
+            exchange.refuse(replies.failed())
         else:
             exchange.start(route, choice)
 

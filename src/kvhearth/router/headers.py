@@ -28,36 +28,51 @@ _NOT_FORWARDED = frozenset(
 
 
 class HeaderLines:
-    """The header lines of one message: those to forward, in order and spelt as they came, and those to act on."""
+    """The header lines of one message after another: those to forward, in order and spelt as they came, and those to
+    act on. What comes after `end` are trailers, which are dropped.
+    """
 
-    __slots__ = ("kept", "names", "taken")
+    __slots__ = ("_kept", "_names", "_open", "taken")
 
     def __init__(self) -> None:
-        self.names: list[bytes] = []
-        self.kept: list[bytes] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """A new message's head."""
+        self._names: list[bytes] = []
+        self._kept: list[bytes] = []
         self.taken: dict[bytes, bytes] = {}
+        self._open = True
+
+    def end(self) -> None:
+        """The head is complete."""
+        self._open = False
 
     def add(self, name: bytes, value: bytes) -> None:
         """Take one line. A field that is not forwarded and comes twice is joined with a comma (RFC 9110, 5.3)."""
+        if not self._open:
+            return
         lower = name.lower()
         if lower in _NOT_FORWARDED:
             before = self.taken.get(lower)
             self.taken[lower] = value if before is None else before + b", " + value
             return
-        self.names.append(lower)
-        self.kept.append(b"%b: %b\r\n" % (name, value))
+        self._names.append(lower)
+        self._kept.append(name + b": " + value + b"\r\n")
 
     def first(self, lower: bytes) -> bytes | None:
         """Value of the first forwarded line of that name."""
-        if lower not in self.names:
+        if lower not in self._names:
             return None
-        line = self.kept[self.names.index(lower)]
+        line = self._kept[self._names.index(lower)]
         return line[len(lower) + 2 : -2]
 
     def forwarded(self) -> bytes:
         """The lines to forward, without those that ``Connection`` names as meant for this hop only."""
         connection = self.taken.get(b"connection")
         if connection is None:
-            return b"".join(self.kept)
+            return b"".join(self._kept)
         hop = {token.strip() for token in connection.lower().split(b",")}
-        return b"".join(line for name, line in zip(self.names, self.kept, strict=True) if name not in hop)
+        if hop.isdisjoint(self._names):
+            return b"".join(self._kept)
+        return b"".join(line for name, line in zip(self._names, self._kept, strict=True) if name not in hop)

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import Histogram
-
 from kvhearth.metrics import MetricFamily, Registry
 from kvhearth.metrics import router as names
 from kvhearth.router.usage import Usage
@@ -37,12 +35,12 @@ class Instruments:
         self._pieces_hit = 0
         self._pieces_missed = 0
         self.client_disconnects = 0
-        self._first_byte = _ByModel(registry.histogram(names.FIRST_BYTE_SECONDS))
-        self._inter_token = _ByModel(registry.histogram(names.INTER_TOKEN_SECONDS))
-        self._duration = _ByModel(registry.histogram(names.DURATION_SECONDS))
-        self._predicted = _ByModel(registry.histogram(names.PREDICTED_SECONDS))
-        self._ratio = _ByModel(registry.histogram(names.PREDICTION_RATIO))
-        self._decision = registry.histogram(names.DECISION_SECONDS).labels(self._policy)
+        self._first_byte = registry.tallies(names.FIRST_BYTE_SECONDS)
+        self._inter_token = registry.tallies(names.INTER_TOKEN_SECONDS)
+        self._duration = registry.tallies(names.DURATION_SECONDS)
+        self._predicted = registry.tallies(names.PREDICTED_SECONDS)
+        self._ratio = registry.tallies(names.PREDICTION_RATIO)
+        self._decision = registry.tallies(names.DECISION_SECONDS)[self._policy]
         registry.collect_from(self._read)
 
     def answered(self, model: str, engine: str, status: int) -> None:
@@ -142,18 +140,6 @@ class Instruments:
         yield MetricFamily(names.EXCHANGES, [((), len(router.exchanges))])
         yield MetricFamily(names.BUFFERED_BYTES, [((), router.buffered_bytes)])
         yield MetricFamily(names.PREFIX_INDEX_PIECES, [((), index_pieces)])
-
-
-class _ByModel(dict[str, Histogram]):
-    """A histogram's children by model, found with one look-up once they exist."""
-
-    def __init__(self, histogram: Histogram) -> None:
-        super().__init__()
-        self._histogram = histogram
-
-    def __missing__(self, model: str) -> Histogram:
-        child = self[model] = self._histogram.labels(model)
-        return child
 
 
 def _by_kind(sums: Mapping[str, Sequence[int]], kinds: tuple[str, ...]) -> list[tuple[tuple[str, str], float]]:

@@ -48,8 +48,9 @@ class BlockSizes(KvIndex):
 
     def stored(self, target: str, medium: Medium, stored: StoredBlocks) -> None:
         """See `KvIndex.stored`."""
-        if medium is Medium.HBM and stored.block_tokens and self.block_tokens.get(target) != stored.block_tokens:
-            self.block_tokens[target] = stored.block_tokens
+        size = stored.block_tokens
+        if medium is Medium.HBM and self.block_tokens.get(target) != size and _is_size(stored):
+            self.block_tokens[target] = size
         super().stored(target, medium, stored)
 
 
@@ -198,6 +199,11 @@ class KvRouting:
             for shape in (*found.agreed, *found.differing)
         ]
         yield MetricFamily(token_names.PARITY, parity)
+
+
+def _is_size(stored: StoredBlocks) -> bool:
+    """Whether the event means what it says of a block's size."""
+    return stored.block_tokens > 0 and 0 < len(stored.token_ids) == len(stored.hashes) * stored.block_tokens
 
 
 def _local(folder: str) -> LocalTokenizer | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ import msgspec
 
 from kvhearth.router.config import HealthChecks
 from kvhearth.router.engines import Engine, Fleet
+
+log = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 MOST_REPORTED = 1_000_000_000
@@ -48,7 +51,10 @@ class Probe:
         """Check for ever, the first time after one interval."""
         while True:
             await asyncio.sleep(self._checks.interval_seconds)
-            await self.check()
+            try:
+                await self.check()
+            except Exception:  # or nobody would look at this engine ever again
+                log.exception("the health of engine %s cannot be checked", self._engine.name)
 
     async def check(self) -> None:
         """Probe once and tell the fleet. Ends within twice the deadline."""
@@ -90,8 +96,11 @@ class LoadProbe:
     async def watch(self) -> None:
         """Read for ever, at once and then after each interval."""
         while True:
-            if self._engine.healthy:
-                await self.read()
+            try:
+                if self._engine.healthy:
+                    await self.read()
+            except Exception:  # or nobody would read this engine's load ever again
+                log.exception("the load of engine %s cannot be read", self._engine.name)
             await asyncio.sleep(self._checks.interval_seconds)
 
     async def read(self) -> None:

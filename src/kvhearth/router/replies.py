@@ -32,6 +32,11 @@ def error(
     return Reply(status, body, extra=extra, code=code)
 
 
+def failed() -> Reply:
+    """Where the router itself has a fault. There should be none; but no client is to wait for it for ever."""
+    return error(500, "the router failed on this request; its log says how", "internal")
+
+
 def head(reply: Reply, *, keep_alive: bool, http10: bool) -> bytes:
     """The reply's status line and headers."""
     connection = b"" if keep_alive else b"connection: close\r\n"

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, cast
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, unquote, unquote_to_bytes
 
 import msgspec
 
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORWARDED = frozenset({b"/tokenize", b"/detokenize", b"/rerank", b"/score", b"/classify", b"/pooling"})
+FORWARDED = frozenset(
+    {b"/tokenize", b"/detokenize", b"/rerank", b"/score", b"/classify", b"/pooling"}
+    | {b"/v1/completions", b"/v1/chat/completions"}  # as every other path below /v1/, but known at once
+)
 """vLLM's POST routes outside ``/v1/`` that name a model. Its administrative routes are not forwarded."""
 
 NOT_FORWARDED = frozenset({b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"})
@@ -173,6 +176,7 @@ class Router:
 
     def _sweep(self) -> None:
         """Look at every deadline. One timer for all, for a timer a request would cost more than the request."""
+        self._sweeping = self.loop.call_later(self.timeouts.sweep_seconds, self._sweep)
         now = self.now()
         for exchange in [exchange for exchange in self.exchanges if exchange.deadline < now]:
             exchange.expired()
@@ -183,7 +187,6 @@ class Router:
         for engine in self.fleet.engines:
             while engine.idle and engine.idle[0].idle_since + self.timeouts.engine_idle_seconds < now:
                 engine.idle[0].close()
-        self._sweeping = self.loop.call_later(self.timeouts.sweep_seconds, self._sweep)
 
     # From client connections
 
@@ -236,17 +239,25 @@ class Router:
                 return self.dispatcher.forward(client, request)
             client.answer(self._page(request), request)
         except Refused as refused:
-            self.instruments.refused(refused.reply.code)
-            self.instruments.answered(refused.model, "", refused.reply.status)
-            client.answer(refused.reply, request)
+            self._refuse(client, request, refused)
+        except Exception:
+            log.exception("a request to %s could not be handled", request.path[:100].decode("latin-1"))
+            self._refuse(client, request, Refused(replies.failed()))
         return None
+
+    def _refuse(self, client: ClientConnection, request: Request, refused: Refused) -> None:
+        self.instruments.refused(refused.reply.code)
+        self.instruments.answered(refused.model, "", refused.reply.status)
+        client.answer(refused.reply, request)
 
     def _is_forwarded(self, path: bytes) -> bool:
         if path in FORWARDED:
             return True
+        if b"%" in path:
+            path = unquote_to_bytes(path)  # as the engine will
         return (
             path.startswith(b"/v1/")
-            and path not in NOT_FORWARDED
+            and path.rstrip(b"/") not in NOT_FORWARDED
             and path not in self._pages
             and not path.startswith(b"/v1/models/")
             and b".." not in path

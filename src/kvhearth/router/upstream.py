@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 JOIN_BYTES = 64 * 1024
 """Up to here copying a body behind its head is cheaper than a second write."""
 
+_CONTROLS = bytes([*range(9), *range(10, 32), 127])
+
 _NO_BODY = frozenset({204, 304})
 
 
@@ -37,6 +39,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._engine = engine
         self._max_head_bytes = max_head_bytes
         self._max_idle = max_idle
+        self._headers = HeaderLines()
+        self.on_header = self._headers.add  # the parser's callback, without a step between
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self.exchange: Receiver | None = None
@@ -46,7 +50,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        self._headers = HeaderLines()
+        self._headers.begin()
         self._reason = b""
         self._overhead_bytes = 0
         self._head_done = False
@@ -163,10 +167,6 @@ class UpstreamConnection(asyncio.Protocol):
     def on_status(self, reason: bytes) -> None:
         self._reason += reason
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._head_done:
-            self._headers.add(name, value)
-
     def on_headers_complete(self) -> None:
         if self._surplus or self.exchange is None:
             return
@@ -177,6 +177,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._interim = True
             return
         self._head_done = True
+        self._headers.end()
         self._keep_alive = self._parser.should_keep_alive()
         taken: dict[bytes, Any] = self._headers.taken
         length = taken.get(b"content-length")
@@ -184,7 +185,8 @@ class UpstreamConnection(asyncio.Protocol):
         if coding is not None and coding.lower() != b"chunked":
             raise ValueError(f"transfer-encoding {coding!r} cannot be forwarded")
         self._until_close = length is None and coding is None and status not in _NO_BODY
-        self.exchange.on_head(status, self._reason, self._headers.forwarded(), length, has_body=status not in _NO_BODY)
+        reason = self._reason.translate(None, _CONTROLS)  # the parser takes any byte there
+        self.exchange.on_head(status, reason, self._headers.forwarded(), length, has_body=status not in _NO_BODY)
 
     def on_body(self, data: bytes) -> None:
         self._got_body = True

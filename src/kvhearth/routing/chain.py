@@ -43,7 +43,7 @@ def block_keys(
         At most ``max_blocks`` integers in [1, 2**60).
 
     Raises:
-        ValueError: a token id is no integer in [0, 2**32).
+        ValueError: a token id is no integer in [0, 2**32), or an extra key has no form of its own.
     """
     count = min(len(token_ids) // block_tokens, max_blocks)
     try:
@@ -64,10 +64,17 @@ def block_keys(
     for start, more in zip(range(0, count * step, step), extra, strict=False):
         piece = data[start : start + step]
         if more is not None:
-            piece += json.dumps(more, default=_jsonable, sort_keys=True).encode()
+            piece += _packed(more)
         key = (xxh3_64_intdigest(piece, key) & KEY_MASK) or 1
         keys.append(key)
     return keys
+
+
+def _packed(extra: object) -> bytes:
+    try:
+        return json.dumps(extra, default=_jsonable, sort_keys=True).encode()
+    except (TypeError, RecursionError) as error:  # names of several types, or lists without end
+        raise ValueError(f"extra keys without a form of their own: {error}") from error
 
 
 def _jsonable(value: object) -> object:

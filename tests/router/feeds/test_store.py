@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from kvhearth.router.feeds.store import Holdings, StoreFeed, chunk_hash
+from kvhearth.router.feeds.store import Holdings, StoreFeed, _message, chunk_hash
 from kvhearth.routing.index import KvIndex, Medium, StoredBlocks
+from kvhearth.store.client.async_wire import open_wire
+from kvhearth.store.client.outcomes import Miss
+from kvhearth.store.protocol.address import Address
 from kvhearth.store.server.config import StoreConfig
 from kvhearth.store.server.server import StoreServer
 
@@ -187,3 +191,44 @@ def test_keys_that_name_no_chunk_that_counts() -> None:
     assert chunk_hash(name_of(5, kv_group=1)) is None
     assert chunk_hash(b"short") is None
     assert chunk_hash(b"x" * 80) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [b"put"],
+        [b"put", b"no number"],
+        [b"put", 1],
+        [b"evict", 1, b"d"],
+        [b"evict", 1, b"two", b""],
+        [b"snapshot", 1, 2, b""],
+        [7, 1],
+    ],
+)
+def test_what_is_no_event_is_a_miss_and_no_fault(index: KvIndex, message: list[bytes | int]) -> None:
+    feed = StoreFeed("127.0.0.1:1", Holdings("pool", index))
+    with pytest.raises(Miss, match=r"event|sequence"):
+        feed._take(message)
+
+
+def test_events_of_an_unknown_kind_are_counted_and_not_remembered_by_name(index: KvIndex) -> None:
+    feed = StoreFeed("127.0.0.1:1", Holdings("pool", index))
+    for number in range(50):
+        feed._take([b"new \xff %d" % number, number])
+    assert feed.state.ignored["unknown_event"] == 50
+    assert not feed.state.events
+
+
+@pytest.mark.parametrize(
+    "wire", [b"*00800000000\r\n", b"*2\r\n$3\r\nput\r\n:x\r\n", b"*2\r\n:\r\n", b"*2\r\n$9999999999\r\n"]
+)
+async def test_bytes_that_are_no_event_are_a_miss_and_no_fault(wire: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(wire)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        connection = await open_wire(Address("127.0.0.1", server.sockets[0].getsockname()[1]), None)
+        with pytest.raises(Miss):
+            await _message(connection)
+        connection.close()

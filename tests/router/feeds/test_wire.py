@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgspec
@@ -69,3 +70,20 @@ def test_what_is_no_batch_is_an_error(payload: bytes) -> None:
 def test_one_bad_event_does_not_spoil_a_batch() -> None:
     batch = decode(msgspec.msgpack.encode([1.5, [{"type": "New"}, stored([1]), {"no": "type"}, removed([2])], 3]))
     assert (len(batch.events), batch.unread, batch.at) == (2, 2, 1.5)
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), float("-inf")])
+def test_a_batch_of_no_time_is_none_for_no_later_start_could_be_told_from_it(time: float) -> None:
+    with pytest.raises(ValueError, match="its time"):
+        decode(msgspec.msgpack.encode([time, [stored([1])], 0]))
+
+
+def test_a_batch_nested_without_end_is_none() -> None:
+    with pytest.raises(ValueError, match="KV events"):
+        decode(b"\x92\xcb" + struct.pack(">d", 1.5) + b"\x91" * 3000)
+
+
+def test_extra_keys_without_a_form_of_their_own_leave_the_block_out(index: KvIndex) -> None:
+    tell(index, stored([1], extra_keys=[[{1: "a", "b": 2}]]), stored([2]))
+    assert index.ignored["malformed"] == 1
+    assert index.match(keys_of(1), ["e"])[0].hbm == 1

@@ -15,7 +15,7 @@ from kvhearth.router.feeds.ports import FeedState, Index
 from kvhearth.store.client.async_exchanges import auth_command
 from kvhearth.store.client.async_wire import AsyncWire, open_wire
 from kvhearth.store.client.outcomes import Miss, MissReason
-from kvhearth.store.client.wire import encode_command
+from kvhearth.store.client.wire import digits, encode_command
 from kvhearth.store.protocol.address import parse_address
 from kvhearth.store.protocol.packed import PackedKeysError, unpack_keys
 from kvhearth.store.protocol.tls import ClientTls, TlsSettings
@@ -27,6 +27,7 @@ _PATIENCE_SECONDS = 20.0
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _MOST_FIELDS = 8
+_KINDS = frozenset({b"snapshot", b"live", b"put", b"evict", b"clear", b"gap", b"ping"})
 _MOST_KEY_BYTES = 8 * 2**20
 _NAMESPACE_BYTES = 33  # 32 hex digits and a colon
 _GROUP_BYTES = 4
@@ -191,7 +192,7 @@ class StoreFeed:
         if kind == b"hello":
             self._greeted(message)
             return
-        sequence = message[1]
+        sequence = message[1] if len(message) > 1 else None
         if not isinstance(sequence, int):
             raise Miss(MissReason.PROTOCOL, f"{kind!r} without a sequence")
         if kind == b"snapshot" and self._position is not None:
@@ -201,19 +202,22 @@ class StoreFeed:
         elif kind == b"evict":
             self._holdings.evict(self.address, *_chunks(message))
         elif kind == b"clear":
-            tier = message[2]
+            tier = message[2] if len(message) > 2 else None
             self._holdings.clear(self.address, tier if isinstance(tier, bytes) else None)
         elif kind == b"gap":
             self.state.healed["snapshot"] += 1
             self._forget()
         self.state.batches += 1
-        self.state.events[kind.decode()] += 1
+        if kind in _KINDS:
+            self.state.events[kind.decode()] += 1
+        else:
+            self.state.ignored["unknown_event"] += 1
         if kind == b"live" or (self._position is not None and kind != b"gap"):
             boot = self._boot
             self._position = (boot, sequence)
 
     def _greeted(self, message: Sequence[bytes | int]) -> None:
-        boot = message[1]
+        boot = message[1] if len(message) > 1 else b""
         self._boot = boot if isinstance(boot, bytes) else b""
         if self._position is not None and self._position[0] != self._boot:
             self._forget()
@@ -228,8 +232,8 @@ class StoreFeed:
 
 
 def _chunks(message: Sequence[bytes | int]) -> tuple[bytes, list[int]]:
-    tier, keys = message[2], message[3]
-    if not isinstance(tier, bytes) or not isinstance(keys, bytes):
+    tier, keys = message[2:4] if len(message) > 3 else (None, None)
+    if not isinstance(tier, bytes) or len(tier) != 1 or not isinstance(keys, bytes):
         raise Miss(MissReason.PROTOCOL, "an event without tier or keys")
     return tier, [hash_ for key in unpack_keys(keys) if (hash_ := chunk_hash(key)) is not None]
 
@@ -237,7 +241,7 @@ def _chunks(message: Sequence[bytes | int]) -> tuple[bytes, list[int]]:
 async def _message(wire: AsyncWire) -> list[bytes | int]:
     """One array of bulk strings and integers."""
     head = await wire.line()
-    if head[:1] not in (b"*", b">") or not head[1:].isdigit() or not 2 <= int(head[1:4]) <= _MOST_FIELDS:
+    if head[:1] not in (b"*", b">") or not head[1:].isdigit() or not 2 <= int(head[1:]) <= _MOST_FIELDS:
         raise Miss(
             MissReason.REFUSED if head.startswith(b"-") else MissReason.PROTOCOL, head.decode("utf-8", "replace")
         )
@@ -245,7 +249,7 @@ async def _message(wire: AsyncWire) -> list[bytes | int]:
     for _ in range(int(head[1:])):
         line = await wire.line()
         if line.startswith(b":"):
-            fields.append(int(line[1:]))
+            fields.append(digits(line))
             continue
         length = int(line[1:]) if line.startswith(b"$") and line[1:].isdigit() else -1
         if not 0 <= length <= _MOST_KEY_BYTES:

@@ -4,6 +4,7 @@ feed's business. Format: ``vllm/distributed/kv_events.py``, 0.32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -83,22 +84,29 @@ def decode(payload: bytes) -> Batch:
     """
     try:
         batch = _decode_batch(payload)
-        return Batch(batch.ts, batch.events)
-    except msgspec.ValidationError:
+        return Batch(_checked(batch.ts), batch.events)
+    except (msgspec.ValidationError, RecursionError):
         pass
     except msgspec.DecodeError as error:
         raise ValueError(f"not a batch of KV events: {error}") from None
     try:
         raw = _decode_raw_batch(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"not a batch of KV events: {error}") from None
     events: list[Event] = []
     for one in raw.events:
         try:
             events.append(_decode_event(one))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue
-    return Batch(raw.ts, events, len(raw.events) - len(events))
+    return Batch(_checked(raw.ts), events, len(raw.events) - len(events))
+
+
+def _checked(at: float) -> float:
+    """A time after which no other can come would hide every later start of the engine."""
+    if not math.isfinite(at):
+        raise ValueError(f"not a batch of KV events: its time is {at}")
+    return at
 
 
 def apply(event: Event, target: str, index: Index, *, whole: bool = False) -> str:

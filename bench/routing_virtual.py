@@ -1,4 +1,4 @@
-"""How well each routing policy routes, in virtual time: ``python bench/router_quality.py [--quick] [--data FOLDER]``.
+"""How well each routing policy routes, in virtual time: ``python bench/routing_virtual.py [--quick] [--data FOLDER]``.
 
 Hit tokens (prompt tokens not computed), time to first token, and the busiest engine's requests over the mean engine's,
 for every policy on: a Mooncake trace and the agentic sessions (where the folder has them), generated conversations of
