@@ -12,10 +12,13 @@ import random
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvhearth.routing.chain import block_keys, chain_seed
 from kvhearth.routing.index import KvIndex, Medium, StoredBlocks
+from kvhearth.routing.policies.kv_aware import KvAware
+from kvhearth.routing.ports import EngineView, RouteRequest
+from kvhearth.routing.ttft import Predictor
 
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 512
@@ -110,6 +113,7 @@ def matching(blocks: int, targets: int) -> dict[str, float]:
         f"match_{targets}_targets_ms": median_ms(lambda: index.match(keys, names)),
         "keys_of_8192_tokens_ms": median_ms(lambda: block_keys(prompt.token_ids, BLOCK_TOKENS, chain_seed())),
     }
+    results[f"decision_{targets}_targets_ms"] = decision_ms(index, prompt.token_ids, names)
     ends = prompt.hashes[15::16]
     for name in names:
         index.stored(name, Medium.DRAM, StoredBlocks(ends[:-4], chunk_blocks=16))
@@ -117,6 +121,20 @@ def matching(blocks: int, targets: int) -> dict[str, float]:
     results["match_8_targets_with_tiers_ms"] = median_ms(lambda: index.match(keys, names[:8]))
     results[f"match_{targets}_targets_with_tiers_ms"] = median_ms(lambda: index.match(keys, names))
     return results
+
+
+def decision_ms(index: KvIndex, token_ids: Sequence[int], names: list[str]) -> float:
+    """Milliseconds (median) of a whole decision of kv-aware: keys of the ids, hits and prediction for each target."""
+    policy = KvAware(index, Predictor(), random.Random(0))
+    views = [EngineView(name, 3, 9000, 4000, 0, 3, 1.0) for name in names]
+
+    def decide() -> None:
+        keys = block_keys(token_ids, BLOCK_TOKENS, chain_seed())
+        request = RouteRequest("m", (), len(token_ids), "", keys, BLOCK_TOKENS)
+        if policy.pick(request, views).engine is None:
+            raise RuntimeError("no engine was picked")
+
+    return median_ms(decide)
 
 
 def median_ms(call: Callable[[], object], times: int = 200) -> float:

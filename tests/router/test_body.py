@@ -29,7 +29,7 @@ def read(**fields) -> Routable:
 
 
 def test_model_salt_content_and_load_are_read():
-    assert read(model="m", cache_salt="s", prompt="hé" * 10) == Routable("m", "hé".encode() * 10, "s", 7)
+    assert read(model="m", cache_salt="s", prompt="hé" * 10) == Routable("m", ["hé".encode() * 10], "s", 7)
 
 
 def test_how_the_json_is_written_does_not_matter():
@@ -222,3 +222,10 @@ def test_another_model_leaves_all_else_as_it_was(fields, model):
 def test_anthropics_system_prompt_comes_before_its_messages():
     messages = [{"role": "user", "content": "hello"}]
     assert read(model="m", messages=messages, system="be kind").content.startswith(b"be kind")
+
+
+def test_a_body_that_was_read_as_far_as_needed_may_not_be_one_that_can_be_changed():
+    body = b'{"model": "a", "\xff": 1}'
+    assert read_body(body, JSON).model == "a"
+    with pytest.raises(BadBody, match="UTF-8"):
+        with_model(body, JSON, "b")

@@ -61,7 +61,7 @@ def test_a_body_passes_unchanged_however_it_is_framed(lab, framing, body):
     lab.until(lambda: all_quiet(router))
 
 
-def test_response_headers_are_the_engines_without_those_of_the_hop_and_with_one_server(lab):
+def test_case_12_response_headers_are_the_engines_without_those_of_the_hop_and_with_one_server(lab):
     engine = lab.engine()
     engine.behave = lab.reply(
         headers=b"Server: uvicorn\r\nserver: again\r\nContent-Type: text/plain; charset=utf-8\r\nX-Request-Id: 7\r\n"
@@ -82,7 +82,7 @@ def test_response_headers_are_the_engines_without_those_of_the_hop_and_with_one_
     ]
 
 
-def test_request_headers_are_the_clients_without_those_of_the_hop(lab):
+def test_case_12_request_headers_are_the_clients_without_those_of_the_hop(lab):
     engine = lab.engine()
     wire = lab.router(engine).wire()
     wire.post(
@@ -181,7 +181,7 @@ def test_ten_megabytes_up_and_more_down_with_a_client_that_reads_late(lab):
 
 
 @pytest.mark.parametrize("when", ["before headers", "mid-stream", "non-stream"])
-def test_when_the_client_leaves_the_engine_sees_it_at_once(lab, when):
+def test_case_5_when_the_client_leaves_the_engine_sees_it_at_once(lab, when):
     engine = lab.engine()
     if when == "mid-stream":
         engine.behave = lab.events([b"data: 1\n\n"] * 100, gated=True)
@@ -204,7 +204,7 @@ def test_when_the_client_leaves_the_engine_sees_it_at_once(lab, when):
     assert router.metric("kvhearth_router_upstream_failures_total") == 0
 
 
-def test_when_the_client_leaves_while_an_engine_is_being_connected_nothing_is_left(lab):
+def test_case_5_when_the_client_leaves_while_an_engine_is_being_connected_nothing_is_left(lab):
     engine = lab.engine()
     with full_listener() as port:
         router = lab.router(engine)
@@ -357,7 +357,7 @@ def test_trailers_and_chunk_sizes_without_end_cut_the_client_off(lab, start):
 # Engines that do not answer
 
 
-def test_an_engine_that_accepts_and_never_answers_is_cut_off_and_slows_nobody(lab):
+def test_case_4_an_engine_that_accepts_and_never_answers_is_cut_off_and_slows_nobody(lab):
     stuck, well = lab.engine("stuck"), lab.engine("well")
     stuck.behave = lab.hang()
     router = lab.router(stuck, well, timeouts=FAST)

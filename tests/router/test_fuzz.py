@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 from fuzz_http import Calls, Lab, make_case
-from support.fuzz_api import feed_wire
 
 SEED = 1
 CASES = 80
@@ -24,7 +22,7 @@ async def test_broken_traffic_harms_nobody_else_and_leaves_nothing_behind() -> N
     finally:
         await lab.stop()
     assert lab.failures == 0  # each is printed, with what plays it again
-    assert {"engine 200", "router 400", "router 502"} <= lab.status.keys()
+    assert {"engine 200", "router 400"} <= lab.status.keys()
 
 
 def test_calls_with_wrong_values_raise_what_is_documented_alone() -> None:
@@ -34,7 +32,9 @@ def test_calls_with_wrong_values_raise_what_is_documented_alone() -> None:
 
 
 async def test_bytes_of_any_kind_from_a_store_are_read_or_refused() -> None:
-    await feed_wire(random.Random(SEED), 60)
+    calls = Calls(SEED)
+    await calls.read(60)
+    assert calls.failures == 0
 
 
 @pytest.mark.parametrize("number", [0, 500])

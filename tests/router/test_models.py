@@ -41,6 +41,15 @@ def test_a_request_by_alias_reaches_the_model_with_nothing_else_changed(lab):
     assert router.metric("kvhearth_router_requests_total", model="llama", status_class="2xx") == 2
 
 
+def test_a_body_by_alias_that_no_engine_could_read_is_refused(lab):
+    engine = lab.engine("llama")
+    wire = lab.router(engine, aliases={"gpt-4": "llama"}).wire()
+    wire.post(b'{"model": "gpt-4", "\xff": 1}')
+    status, error = wire.error()
+    assert (status, error["code"]) == (400, "bad_body")
+    assert not engine.requests
+
+
 def test_a_form_by_alias_reaches_the_model(lab):
     engine = lab.engine("whisper-large")
     wire = lab.router(engine, lab.engine("other"), aliases={"whisper": "whisper-large"}).wire()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
 
 import pytest
@@ -176,3 +177,19 @@ def test_an_engine_is_looked_at_again_after_a_look_that_failed(lab, monkeypatch,
     lab.until(lambda: watched.engine.healthy)
     watch.cancel()
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_router_out_of_descriptors_takes_no_engine_for_dead(lab, monkeypatch, caplog):
+    watched = Watched(lab, lab.engine())
+    assert watched.check()
+
+    async def fail(*address):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(asyncio, "open_connection", fail)
+        for _ in range(CHECKS.failures_to_down + 1):
+            assert watched.check()
+    assert watched.gone == []
+    assert sum("Too many open files" in record.message for record in caplog.records) == 1
+    assert watched.check()

@@ -192,7 +192,7 @@ def test_health_checks_leave_the_load_alone(lab):
 # Policies
 
 
-def test_round_robin_alternates_for_each_model_on_its_own(lab):
+def test_case_10_round_robin_alternates_for_each_model_on_its_own(lab):
     engines = [lab.engine("a"), lab.engine("a"), lab.engine("b"), lab.engine("b")]
     wire = lab.router(*engines, policy="round-robin").wire()
     seen = {"a": [], "b": []}
@@ -202,7 +202,7 @@ def test_round_robin_alternates_for_each_model_on_its_own(lab):
     assert seen == {"a": ["e0", "e1", "e0", "e1"], "b": ["e2", "e3", "e2", "e3"]}
 
 
-def test_round_robin_alternates_for_each_model_when_engines_serve_both(lab):
+def test_case_10_round_robin_alternates_for_each_model_when_engines_serve_both(lab):
     wire = lab.router(lab.engine("a", "b"), lab.engine("a", "b"), policy="round-robin").wire()
     seen = {"a": [], "b": []}
     for model in "abababab":
@@ -258,7 +258,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_of_request_is_routed_by_its_content(lab, shape):
+def test_case_7_every_shape_of_request_is_routed_by_its_content(lab, shape):
     path, fields = SHAPES[shape]
     wire = lab.router(*[lab.engine() for _ in range(3)], policy="prefix").wire()
     prompts = [f"{number} " * 800 for number in range(4)]
@@ -271,7 +271,7 @@ def test_every_shape_of_request_is_routed_by_its_content(lab, shape):
     assert len(set.union(*homes.values())) == 3  # different content, all engines
 
 
-def test_tenants_and_adapters_do_not_count_as_each_others_prefix(lab):
+def test_case_15_tenants_and_adapters_do_not_count_as_each_others_prefix(lab):
     router = lab.router(lab.engine("m", "lora"), policy="prefix")
     wire = router.wire()
 
@@ -304,7 +304,7 @@ def test_an_engine_that_was_down_is_not_believed_to_hold_anything(lab):
 # Load
 
 
-def test_150_slow_requests_at_once_reach_the_engine_as_150(lab):
+def test_case_6_150_slow_requests_at_once_reach_the_engine_as_150(lab):
     engine = lab.engine()
     engine.behave = lab.gated(lab.reply())
     router = lab.router(engine)
@@ -316,7 +316,7 @@ def test_150_slow_requests_at_once_reach_the_engine_as_150(lab):
     assert [wire.response()[0] for wire in wires] == [200] * 150
 
 
-def test_with_200_open_streams_health_still_answers_and_each_gets_its_own_end(lab):
+def test_case_4_with_200_open_streams_health_still_answers_and_each_gets_its_own_end(lab):
     engine = lab.engine()
     engine.behave = lab.events([b"data: 1\n\n", b"data: [DONE]\n\n"], gated=True)
     router = lab.router(engine)
@@ -349,7 +349,7 @@ def test_requests_in_flight_are_bounded(lab):
     assert wires[2].response()[0] == 200
 
 
-def test_after_the_load_every_table_is_empty_and_every_gauge_0(lab):
+def test_case_3_after_the_load_every_table_is_empty_and_every_gauge_0(lab):
     engines = [lab.engine(), lab.engine()]
     engines[0].behave = lab.events([b"data: 1\n\n"] * 20)
     router = lab.router(*engines, policy="prefix")
@@ -530,7 +530,7 @@ def test_the_openai_client_sees_a_stream_that_was_cut(lab):
             list(stream)
 
 
-def test_a_form_is_passed_on_by_its_model_with_its_authorization(lab):
+def test_case_12_a_form_is_passed_on_by_its_model_with_its_authorization(lab):
     first, second = lab.engine("a"), lab.engine("b")
     router = lab.router(first, second)
     got = httpx.post(

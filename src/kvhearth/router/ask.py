@@ -33,11 +33,10 @@ class _Question:
     def on_head(self, status: int, reason: bytes, headers: bytes, length: bytes | None, *, has_body: bool) -> None:
         self._status = status
 
-    def on_body(self, data: bytes) -> None:
-        self._nbytes += len(data)
-        self._pieces.append(data)
-
-    def flush(self, *, complete: bool) -> None:
+    def flush(self, pieces: list[bytes], *, complete: bool) -> None:
+        self._nbytes += sum(map(len, pieces))
+        self._pieces += pieces
+        pieces.clear()
         if self._nbytes > MOST_ANSWER_BYTES:
             self._fail(ConnectionError(f"an answer of more than {MOST_ANSWER_BYTES} bytes"))
         elif complete and not self.answer.done():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -34,16 +34,21 @@ _MODEL_PART = re.compile(rb'(?:^|\r\n)content-disposition:[^\r\n]*;\s*name="?mod
 
 
 class Routable(NamedTuple):
-    """``content`` is what the prompt hashes are taken over; ``tokens`` estimates its load.
+    """``content``, joined of ``pieces``, is what the prompt hashes are taken over; ``tokens`` estimates its load.
 
     ``session`` is what the body says keeps requests together (``prompt_cache_key``, else ``user``), "" for nothing.
     """
 
     model: str | None
-    content: bytes
+    pieces: Sequence[bytes]
     salt: str
     tokens: int
     session: str = ""
+
+    @property
+    def content(self) -> bytes:
+        """Equal beginnings of conversations have equal beginnings here."""
+        return b"".join(self.pieces)
 
 
 class BadBody(Exception):
@@ -124,15 +129,19 @@ def is_form(content_type: bytes) -> bool:
 def read_form(body: bytes, content_type: bytes) -> Routable:
     """Model of a multipart form; raises BadBody when it has no boundary."""
     span = _multipart_model(body, content_type)
-    return Routable(None if span is None else body[slice(*span)].decode("utf-8", "replace"), b"", "", 1)
+    return Routable(None if span is None else body[slice(*span)].decode("utf-8", "replace"), (), "", 1)
 
 
 def with_model(body: bytes, content_type: bytes, model: str) -> bytes:
-    """The body (one that was read before) with another model; all other values stay as they were, byte for byte."""
+    """The body (one that was read before) with another model; all other values stay as they were, byte for byte.
+
+    Raises:
+        BadBody: what was passed over before cannot be read.
+    """
     if is_form(content_type):
         span = _multipart_model(body, content_type)
         return body if span is None else body[: span[0]] + model.encode() + body[span[1] :]
-    top = _decode_top(body)
+    top = _read(body, _decode_top)
     top["model"] = msgspec.Raw(msgspec.json.encode(model))
     return msgspec.json.encode(top)
 
@@ -163,7 +172,7 @@ def _routable(fields: _Body) -> Routable:
     content.add_fields(fields)
     key, user = fields.prompt_cache_key, fields.user
     session = key if isinstance(key, str) and key else user if isinstance(user, str) else ""
-    return Routable(fields.model, b"".join(content.pieces), fields.cache_salt or "", content.tokens(), session)
+    return Routable(fields.model, content.pieces, fields.cache_salt or "", content.tokens(), session)
 
 
 class _Content:

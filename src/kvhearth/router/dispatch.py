@@ -185,7 +185,10 @@ class Dispatcher:
         if model is None:
             return named
         before = len(request.body)
-        request.body = with_model(request.body, request.content_type, model)
+        try:
+            request.body = with_model(request.body, request.content_type, model)
+        except BadBody as bad:
+            raise _bad(bad) from None
         self._router.buffered_bytes += len(request.body) - before
         return model
 

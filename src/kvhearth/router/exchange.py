@@ -40,7 +40,6 @@ class Exchange:
         "_head",
         "_head_sent",
         "_last",
-        "_pieces",
         "_pieces_seen",
         "_prefill_tokens",
         "_request",
@@ -79,7 +78,6 @@ class Exchange:
         self._chunked = False
         self._framed = True
         self._streamed = False
-        self._pieces: list[bytes] = []
         self._pieces_seen = 0
         self._before = self._last = b""
         self._sent_at = self._started
@@ -193,13 +191,13 @@ class Exchange:
         )
         self._stage = "idle"
 
-    def on_body(self, data: bytes) -> None:
-        """A piece of the response's body; written by the next `flush`."""
-        self._pieces.append(data)
+    def flush(self, pieces: list[bytes], *, complete: bool) -> None:
+        """Write to the client what has arrived, in one piece, and end the exchange when the response is complete.
 
-    def flush(self, *, complete: bool) -> None:
-        """Write to the client what has arrived, in one piece, and end the exchange when the response is complete."""
-        pieces = self._pieces
+        Args:
+            pieces: of the response's body, since the last call; taken out of the list.
+            complete: there is nothing more to come.
+        """
         now = self._router.now()
         out = self._head
         if out:

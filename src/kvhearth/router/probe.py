@@ -24,15 +24,17 @@ _LOAD = re.compile(rb"^vllm:num_requests_(running|waiting)(?:\{([^}\n]*)\})?[ \t
 _RANK = re.compile(rb'(?:^|,)engine="([^"]{0,20})"')
 
 _OUR_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
-"""Errors that say nothing of the engine; they count as a late answer."""
+"""Errors that say nothing of the engine."""
 
 
 class ProbeFailed(Exception):
-    """The engine did not answer as a healthy one does. ``gone``: nobody listens there any more."""
+    """The engine did not answer as a healthy one does. ``gone``: nobody listens there any more; ``ours``: this side
+    could not ask."""
 
-    def __init__(self, reason: str, *, gone: bool = False, timed_out: bool = False) -> None:
+    def __init__(self, reason: str, *, gone: bool = False, timed_out: bool = False, ours: bool = False) -> None:
         self.gone = gone
         self.timed_out = timed_out
+        self.ours = ours
         super().__init__(reason)
 
 
@@ -46,6 +48,7 @@ class Probe:
         self._authorization = _authorization(api_key)
         self._timeouts_in_a_row = 0
         self._until_models = 0
+        self._complained = False
 
     async def watch(self) -> None:
         """Check for ever, the first time after one interval."""
@@ -67,7 +70,13 @@ class Probe:
                 self._until_models = self._checks.models_every
             self._until_models -= 1
             self._timeouts_in_a_row = 0
+            self._complained = False
         except ProbeFailed as failure:
+            if failure.ours:
+                if not self._complained:
+                    log.warning("engine %s is taken for what it was, for it cannot be asked: %s", engine.name, failure)
+                    self._complained = True
+                return
             self._timeouts_in_a_row += failure.timed_out
             if not failure.timed_out or self._timeouts_in_a_row >= self._checks.failures_to_down:
                 unreachable = failure.gone or failure.timed_out
@@ -166,7 +175,7 @@ async def get_page(engine: Engine, path: bytes, deadline_seconds: float, authori
         raise ProbeFailed(f"no answer to {name} within {deadline_seconds} s", timed_out=True) from None
     except (OSError, UnicodeError) as error:
         ours = getattr(error, "errno", None) in _OUR_FAULT
-        raise ProbeFailed(f"{name}: {error}", gone=not ours, timed_out=ours) from None
+        raise ProbeFailed(f"{name}: {error}", gone=not ours, ours=ours) from None
     if status != 200:
         raise ProbeFailed(f"{name}: status {status}")
     return body

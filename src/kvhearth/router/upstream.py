@@ -24,8 +24,7 @@ class Receiver(Protocol):
     """Who is told of the response to what it sent: an exchange, or a question of the router's own."""
 
     def on_head(self, status: int, reason: bytes, headers: bytes, length: bytes | None, *, has_body: bool) -> None: ...
-    def on_body(self, data: bytes) -> None: ...
-    def flush(self, *, complete: bool) -> None: ...
+    def flush(self, pieces: list[bytes], *, complete: bool) -> None: ...
     def upstream_failed(self, reason: str, *, stale: bool = False) -> None: ...
 
 
@@ -40,7 +39,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._max_head_bytes = max_head_bytes
         self._max_idle = max_idle
         self._headers = HeaderLines()
-        self.on_header = self._headers.add  # the parser's callback, without a step between
+        self._pieces: list[bytes] = []
+        # The parser's callbacks, without a step between.
+        self.on_header = self._headers.add
+        self.on_body = self._pieces.append
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self.exchange: Receiver | None = None
@@ -51,10 +53,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._headers.begin()
+        self._pieces.clear()
+        self._sound_pieces = 0
         self._reason = b""
         self._overhead_bytes = 0
         self._head_done = False
-        self._got_body = False
         self._interim = False
         self._until_close = False
         self._keep_alive = False
@@ -120,7 +123,6 @@ class UpstreamConnection(asyncio.Protocol):
             self.close()
             return
         self.got_bytes = True
-        self._got_body = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -128,7 +130,10 @@ class UpstreamConnection(asyncio.Protocol):
                 self._protocol_error(exchange)
                 return
             self._surplus = True  # the response is sound; what follows it is not
-        if self._got_body or self._complete:
+        pieces = self._pieces
+        if self._surplus:
+            del pieces[self._sound_pieces :]
+        if pieces or self._complete:
             self._overhead_bytes = 0
         else:
             # Of a head, of chunk sizes or of trailers: none of it is body, yet the parser holds a whole line of it.
@@ -137,7 +142,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._protocol_error(exchange)
                 return
         if self._head_done:
-            exchange.flush(complete=self._complete)
+            exchange.flush(pieces, complete=self._complete)
 
     def eof_received(self) -> None:
         return None
@@ -150,7 +155,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._engine.idle.remove(self)
         elif self._until_close and exc is None:
             self.exchange = exchange
-            exchange.flush(complete=True)
+            exchange.flush(self._pieces, complete=True)
         else:
             exchange.upstream_failed("closed", stale=self.used and not self.got_bytes)
 
@@ -188,13 +193,9 @@ class UpstreamConnection(asyncio.Protocol):
         reason = self._reason.translate(None, _CONTROLS)  # the parser takes any byte there
         self.exchange.on_head(status, reason, self._headers.forwarded(), length, has_body=status not in _NO_BODY)
 
-    def on_body(self, data: bytes) -> None:
-        self._got_body = True
-        if not self._surplus and self.exchange is not None:
-            self.exchange.on_body(data)
-
     def on_message_complete(self) -> None:
         if self._interim:
             self._reset()
         elif not self._surplus:
             self._complete = True
+            self._sound_pieces = len(self._pieces)

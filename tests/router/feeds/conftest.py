@@ -55,6 +55,7 @@ class Publisher:
         self.number = 0
         self.batches: list[tuple[int, bytes]] = []
         self.replays = 0
+        self.replay_pause_seconds = 0.0
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     @property
@@ -90,6 +91,7 @@ class Publisher:
             self.replays += 1
             for number, payload in self.batches:
                 if number >= int.from_bytes(start, "big"):
+                    await asyncio.sleep(self.replay_pause_seconds)
                     await self._router.send_multipart([who, b"", b"", number.to_bytes(8, "big"), payload])
             await self._router.send_multipart([who, b"", b"", (-1).to_bytes(8, "big", signed=True), b""])
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from kvhearth.router.feeds import engine
 from kvhearth.router.feeds.engine import SILENT_SECONDS, EngineFeed
 from kvhearth.routing.index import KvIndex
 
-from .conftest import Publisher, eventually, keys_of, removed, stored
+from .conftest import BLOCK, Publisher, eventually, keys_of, removed, stored
 
 Follow = Callable[..., EngineFeed]
 
@@ -63,7 +64,7 @@ async def test_what_was_stored_before_we_came_is_replayed(publisher: Publisher, 
     await eventually(lambda: held(index) == 3)
 
 
-async def test_lost_events_heal_by_replay(publisher: Publisher, index: KvIndex, follow: Follow) -> None:
+async def test_case_14_lost_events_heal_by_replay(publisher: Publisher, index: KvIndex, follow: Follow) -> None:
     feed = follow(publisher)
     await heard(publisher, feed)
     await publisher.publish(stored([1, 2]), send=False)
@@ -72,7 +73,7 @@ async def test_lost_events_heal_by_replay(publisher: Publisher, index: KvIndex, 
     await eventually(lambda: feed.state.healed == {"replay": 1})
 
 
-async def test_reordered_events_cost_no_replay(publisher: Publisher, index: KvIndex, follow: Follow) -> None:
+async def test_case_14_reordered_events_cost_no_replay(publisher: Publisher, index: KvIndex, follow: Follow) -> None:
     feed = follow(publisher)
     await heard(publisher, feed)
     replays = publisher.replays
@@ -84,7 +85,7 @@ async def test_reordered_events_cost_no_replay(publisher: Publisher, index: KvIn
     assert not feed.state.healed
 
 
-async def test_duplicated_events_do_no_harm(publisher: Publisher, index: KvIndex, follow: Follow) -> None:
+async def test_case_14_duplicated_events_do_no_harm(publisher: Publisher, index: KvIndex, follow: Follow) -> None:
     feed = follow(publisher)
     await heard(publisher, feed)
     first = await publisher.publish(stored([1, 2]))
@@ -126,7 +127,7 @@ async def test_what_the_engine_cannot_replay_any_more_is_forgotten(index: KvInde
         publisher.close()
 
 
-async def test_an_engine_that_restarts_with_sequence_0_loses_its_old_blocks(
+async def test_case_14_an_engine_that_restarts_with_sequence_0_loses_its_old_blocks(
     publisher: Publisher, index: KvIndex, follow: Follow
 ) -> None:
     feed = follow(publisher)
@@ -153,7 +154,9 @@ async def test_a_restart_whose_first_events_were_lost(publisher: Publisher, inde
     assert feed.state.restarts == 1
 
 
-async def test_all_blocks_cleared_empties_hbm_and_dram(publisher: Publisher, index: KvIndex, follow: Follow) -> None:
+async def test_case_14_all_blocks_cleared_empties_hbm_and_dram(
+    publisher: Publisher, index: KvIndex, follow: Follow
+) -> None:
     feed = follow(publisher)
     await heard(publisher, feed)
     await publisher.publish(stored([1, 2]), stored([1, 2], medium="CPU"))
@@ -174,7 +177,7 @@ async def test_junk_is_counted_and_passed_over(publisher: Publisher, index: KvIn
     assert feed.state.ignored == {"unreadable": 1, "unknown_event": 1, "unknown_medium": 1}
 
 
-async def test_events_configured_but_silent_with_traffic(index: KvIndex) -> None:
+async def test_case_14_events_configured_but_silent_with_traffic(index: KvIndex) -> None:
     now = 0.0
     feed = EngineFeed("e", "tcp://127.0.0.1:1", index, now=lambda: now)
     assert not feed.silent
@@ -203,3 +206,30 @@ async def test_an_engine_that_comes_late_is_followed(index: KvIndex, follow: Fol
     finally:
         await feed.stop()
     assert replay
+
+
+async def test_a_replay_may_take_long_while_it_goes_on(
+    publisher: Publisher, index: KvIndex, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_REPLAY_FIRST_SECONDS", 0.5)
+    publisher.replay_pause_seconds = 0.3
+    for number in range(3):
+        await publisher.publish(stored([number + 1], number or None, first=BLOCK * number), send=False)
+    feed = follow(publisher, replay=True)
+    await eventually(lambda: index.match(keys_of(3), ["e"])[0].hbm == 3)
+    assert not feed.state.failures
+
+
+async def test_an_engine_that_does_not_replay_is_named(
+    publisher: Publisher,
+    index: KvIndex,
+    follow: Follow,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(engine, "_REPLAY_FIRST_SECONDS", 0.05)
+    publisher.replay_pause_seconds = 30.0
+    await publisher.publish(stored([1]), send=False)
+    feed = follow(publisher, replay=True)
+    await eventually(lambda: feed.state.failures["replay"] == 1)
+    assert "no replay of KV events from e: it did not answer in time" in caplog.text

@@ -66,6 +66,26 @@ async def test_who_gets_requests_and_tells_nothing_is_named(
         await feeds.stop()
 
 
+async def test_who_told_and_tells_no_more_is_asked_whether_it_hangs_unless_it_is_known_to_be_gone(
+    publisher: Publisher, index: KvIndex, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    feeds = Feeds(index)
+    feeds.add(["e"], EngineEvents(publisher.events, publisher.replay))
+    try:
+        await publisher.publish(stored([1]))
+        await eventually(lambda: index.match(keys_of(1), ["e"])[0].hbm == 1)
+        monkeypatch.setattr(engine, "SILENT_SECONDS", -1.0)
+        feeds.asked("e")
+        feeds.restarted("e")  # it is away: its silence is no news
+        feeds.check()
+        assert "publishes no KV events" not in caplog.text
+        feeds.asked("e")
+        feeds.check()
+        assert "publishes no KV events any more" in caplog.text
+    finally:
+        await feeds.stop()
+
+
 async def test_a_target_that_is_gone_for_good_is_forgotten(publisher: Publisher, index: KvIndex) -> None:
     feeds = Feeds(index)
     feeds.add(["e"], EngineEvents(publisher.events, publisher.replay))

@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from kvhearth.router.body import BadBody, read_fields
 from kvhearth.router.tokens import TokenIds, Tokens
 from kvhearth.router.tokens.local import LocalTokenizer
 from kvhearth.router.tokens.parity import QUESTIONS
@@ -158,4 +160,36 @@ async def test_a_conversation_that_the_template_refuses(engine: Engine, tmp_path
     await tokens.register("e", "m", engine.ask)
     long = {"messages": HELLO["messages"] * 5}
     assert await ids(tokens.of(CHAT, long, "m", engine.ask, E)) == TokenIds((), "refused")
+    tokens.close()
+
+
+DEEP = {
+    "an argument": b'{"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":%b}}]}]}',
+    "a tool": b'{"messages":[{"role":"user","content":"a"}],"tools":[{"function":{"name":"f","parameters":%b}}]}',
+    "an input": b'{"messages":[{"role":"assistant","content":[{"type":"tool_use","name":"f","input":%b}]}]}',
+    "a part": b'{"messages":[{"role":"user","content":[{"type":"text","text":"a","x":%b}]}]}',
+}
+
+
+@pytest.mark.parametrize("place", DEEP)
+async def test_a_body_nested_as_deeply_as_can_be_read_is_a_refusal_at_most(
+    engine: Engine, local: LocalTokenizer, place: str
+) -> None:
+    async def ask(path: str, question: dict[str, Any]) -> tuple[int, Any]:
+        msgspec.json.encode(question)
+        return 404, None
+
+    tokens = Tokens(local)
+    await tokens.register("e", "m", engine.ask)
+    readable = 0
+    for depth in range(850, 1050):
+        try:
+            fields = read_fields(DEEP[place] % (b"[" * depth + b"]" * depth))
+        except BadBody:
+            continue
+        readable = depth
+        for path in (CHAT, "/v1/messages"):
+            for engines in (E, ("another",)):
+                await ids(tokens.of(path, fields, "m", ask, engines))
+    assert readable
     tokens.close()

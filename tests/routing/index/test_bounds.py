@@ -133,7 +133,7 @@ def test_eviction_keeps_what_the_reference_keeps(steps):
             assert index.match(keys(event), [target]) == [Hits(hbm, [*held, False].index(False))]
 
 
-def test_a_full_index_costs_no_more_memory_than_it_may_whatever_it_is_full_of():
+def test_case_3_a_full_index_costs_no_more_memory_than_it_may_whatever_it_is_full_of():
     most = 1_500_000
     rng = random.Random(5)
     gc.collect()

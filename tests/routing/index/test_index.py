@@ -91,7 +91,7 @@ def test_events_that_come_twice_do_no_harm(index, times):
     assert (hits(index), index.size) == (Hits(8), 8)
 
 
-def test_children_that_come_before_their_parents_wait_for_them(index):
+def test_case_14_children_that_come_before_their_parents_wait_for_them(index):
     index.stored("a", HBM, run(8, 12))
     index.stored("a", HBM, run(12, 16))
     index.stored("a", HBM, run(4, 8))
@@ -121,7 +121,7 @@ def test_an_engine_that_restarts_or_clears_its_cache_holds_nothing(index):
         assert hits(index, of=keys(salt="x")) == Hits()
 
 
-def test_removing_the_hbm_copy_keeps_the_dram_copy(index):
+def test_case_14_removing_the_hbm_copy_keeps_the_dram_copy(index):
     index.stored("a", HBM, run())
     for first in range(0, 16, 4):
         index.stored("a", DRAM, run(first, first + 4))
@@ -134,7 +134,7 @@ def test_removing_the_hbm_copy_keeps_the_dram_copy(index):
 
 
 @pytest.mark.parametrize("described", [True, False])
-def test_chunks_are_credited_whole_or_not_at_all(index, described):
+def test_case_14_chunks_are_credited_whole_or_not_at_all(index, described):
     index.stored("a", HBM, run(0, 10))
     chunk = run(4, 8)
     placeholder = StoredBlocks([hashes()[7]], chunk_blocks=4)
@@ -208,7 +208,7 @@ def test_engines_with_hash_seeds_of_their_own_are_known_by_the_same_keys(index):
     assert index.match(keys(), ["a", "b"]) == [Hits(16), Hits(4)]
 
 
-def test_two_tenants_and_two_loras_share_no_entries(index):
+def test_case_15_two_tenants_and_two_loras_share_no_entries(index):
     kinds = [{}, {"salt": "one"}, {"salt": "two"}, {"lora": "one"}, {"lora": "two"}, {"lora": "one", "salt": "one"}]
     for at, kind in enumerate(kinds):
         index.stored("a", HBM, run(0, 2 + at, **kind))

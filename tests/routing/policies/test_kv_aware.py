@@ -62,7 +62,7 @@ def kv_aware(held: Held, **options: float) -> KvAware:
 
 
 @pytest.mark.parametrize("order", ["abc", "cba", "bac"])
-def test_the_longest_holder_wins_whatever_its_place(order: str):
+def test_case_8_the_longest_holder_wins_whatever_its_place(order: str):
     held = Held()
     held.add("a", 0, range(100))
     held.add("b", 0, range(300))
@@ -95,7 +95,7 @@ def test_a_hot_prefix_leaves_its_holder_when_the_queue_there_is_longer_than_comp
 
 @pytest.mark.parametrize("shared_blocks", [8, 60, 250])
 @pytest.mark.parametrize("requests", [64, 256])
-def test_a_burst_behind_one_prefix_spreads_over_the_engines(shared_blocks: int, requests: int):
+def test_case_9_a_burst_behind_one_prefix_spreads_over_the_engines(shared_blocks: int, requests: int):
     """None has finished yet, and each prefill is over before the next request comes: nothing but decodes to see."""
     policy = kv_aware(Held())
     tokens = dict.fromkeys("abcd", 0)
@@ -169,7 +169,7 @@ def test_the_last_token_of_a_prompt_is_always_computed():
         (RouteRequest("m", (1, 2), 900), "", "no_tokens"),
     ],
 )
-def test_a_miss_says_why(wanted: RouteRequest, silent: str, reason: str):
+def test_case_8_a_miss_says_why(wanted: RouteRequest, silent: str, reason: str):
     assert kv_aware(Held(silent)).pick(wanted, idle("a", "b")).miss_reason == reason
 
 

@@ -20,7 +20,7 @@ def request(*pieces: int, tokens: int = 64) -> RouteRequest:
     return RouteRequest("m", pieces, tokens)
 
 
-def test_the_longest_match_wins_not_the_first():
+def test_case_8_the_longest_match_wins_not_the_first():
     policy = Prefix()
     assert policy.pick(request(1, 2), idle("a")).matched == 0
     policy.pick(request(1, 2, 3, 4), idle("b"))
@@ -84,7 +84,7 @@ def test_the_index_keeps_its_bound_and_matches_a_plain_model(steps, max_pieces):
         assert policy.size == sum(map(len, model.values())) <= max_pieces
 
 
-def test_a_million_unique_pieces_keep_the_index_at_its_bound():
+def test_case_3_a_million_unique_pieces_keep_the_index_at_its_bound():
     policy = Prefix(PrefixSettings(max_pieces=10_000))
     engines = idle("a", "b", "c", "d")
     for number in range(0, 1_000_000, 100):
@@ -103,7 +103,7 @@ def test_a_new_engine_is_not_starved_of_memory_by_those_before_it():
 
 
 @pytest.mark.parametrize("tokens", [512, 30_000])
-def test_one_hot_prefix_over_four_engines_is_spread_within_the_bound(tokens):
+def test_case_9_one_hot_prefix_over_four_engines_is_spread_within_the_bound(tokens):
     rng = random.Random(1)
     limits = PrefixSettings(load_factor=1.25, load_slack_tokens=8192)
     policy = Prefix(limits)

@@ -10,7 +10,7 @@ def views(*names: str) -> list[EngineView]:
     return [EngineView(name, 0, 0) for name in names]
 
 
-def test_two_models_on_two_engines_each_alternate():
+def test_case_10_two_models_on_two_engines_each_alternate():
     policy = RoundRobin()
     sets = {"one": views("a", "b"), "two": views("c", "d")}
     seen = {"one": [], "two": []}

@@ -30,8 +30,10 @@ REORDER_SECONDS = 0.1
 
 _MOST_EARLY = 256
 _EVENTS_AT_ONCE = 32
-_QUEUE = 100_000
-_REPLAY_SECONDS, _REPLAY_PAUSE_SECONDS = 10.0, 1.0
+_QUEUE = 10_000
+"""Batches that wait to be read, as many as vLLM keeps to replay: at some 6 kB each, memory that must be bounded."""
+
+_REPLAY_SECONDS, _REPLAY_FIRST_SECONDS, _REPLAY_PAUSE_SECONDS = 60.0, 10.0, 1.0
 _SNAPSHOT_SECONDS = 30.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _LAST = (-1).to_bytes(8, "big", signed=True)
@@ -107,6 +109,7 @@ class EngineFeed:
         self._next = 0
         self._heard_at = 0.0
         self._early.clear()
+        self._asked_since = None
         self._restarted = True
 
     # ---- following
@@ -273,7 +276,7 @@ class EngineFeed:
                         if not await self._take_replay(socket, first):
                             return False
         except (TimeoutError, zmq.ZMQError) as error:
-            log.warning("no replay of KV events from %s: %s", self.target, error or "it did not answer")
+            log.warning("no replay of KV events from %s: %s", self.target, str(error) or "it did not answer in time")
             self.state.failures["replay"] += 1
             return False
         return self._next > first or first == 0
@@ -301,7 +304,8 @@ class EngineFeed:
     async def _next_of_replay(socket: zmq.asyncio.Socket, *, begun: bool) -> list[bytes] | None:
         """The next message; None when an answer that has begun breaks off, its end too may have been dropped."""
         if not begun:
-            return await socket.recv_multipart()
+            async with asyncio.timeout(_REPLAY_FIRST_SECONDS):
+                return await socket.recv_multipart()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REPLAY_PAUSE_SECONDS):
                 return await socket.recv_multipart()

@@ -108,9 +108,11 @@ class Feeds:
                 self._silent.add(target)
                 self._index.set_silence(target, "silent")
                 log.warning(
-                    "%s gets requests and publishes no KV events: does it run with --kv-events-config, and is the "
-                    "address right?",
+                    "%s gets requests and publishes no KV events%s",
                     target,
+                    " any more: does it hang?"
+                    if feed.state.batches
+                    else ": does it run with --kv-events-config, and is the address right?",
                 )
             elif not silent:
                 self._silent.discard(target)

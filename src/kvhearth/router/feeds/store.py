@@ -155,7 +155,7 @@ class StoreFeed:
                 await self._follow()
             except (Miss, TimeoutError, PackedKeysError) as error:
                 if not self._complained:
-                    log.warning("the events of store %s cannot be followed: %s", self.address, error or "silent")
+                    log.warning("the events of store %s cannot be followed: %s", self.address, str(error) or "silent")
                     self._complained = True
             except Exception:
                 log.exception("the events of store %s cannot be followed", self.address)

@@ -67,14 +67,19 @@ class LocalTokenizer:
         template = self._templates.get(name)
         if template is None:
             raise ValueError("the tokenizer has no chat template")
-        messages = conversation(asked.messages, as_parts=template.takes_parts, knows_developer=template.knows_developer)
-        return template.render(
-            messages,
-            tool_schemas(asked.tools),
-            asked.options,
-            add_generation_prompt=asked.add_generation_prompt and not asked.continued,
-            continued=asked.continued,
-        )
+        try:
+            messages = conversation(
+                asked.messages, as_parts=template.takes_parts, knows_developer=template.knows_developer
+            )
+            return template.render(
+                messages,
+                tool_schemas(asked.tools),
+                asked.options,
+                add_generation_prompt=asked.add_generation_prompt and not asked.continued,
+                continued=asked.continued,
+            )
+        except RecursionError:
+            raise ValueError("the conversation is nested too deeply") from None
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Ids of a text; ``special``: with what the tokenizer puts around it (its BOS, mostly)."""

@@ -204,5 +204,5 @@ def _anthropic(fields: dict[str, Any]) -> Asked:
         return _chat(chat_of(fields))
     except NotText as error:
         return MultiModal() if error.is_media else None
-    except (TypeError, AttributeError):  # a body that no engine takes either
+    except (TypeError, AttributeError, RecursionError):  # a body that no engine takes either
         return None

@@ -131,6 +131,8 @@ class Tokens:
             return TokenIds((), "late")
         except OSError:
             return TokenIds((), "unreachable")
+        except RecursionError:  # nested as deeply as can be read, and no deeper to be written
+            return TokenIds((), "shape")
         ids = answer.get("tokens") if status == 200 and isinstance(answer, dict) else None
         if not isinstance(ids, list):
             return TokenIds((), "tokenizer_missing" if status in (404, 405, 501) else "refused")

@@ -31,7 +31,7 @@ class Holdings:
     so that what an owner loses takes time by its own blocks.
 
     Args:
-        room: holders and guesses at most.
+        room: holders, and guesses as often as they are made, at most.
         known: engine hashes at most whose keys are remembered though nobody holds them now.
         places: all places that there are now.
         dropped: counts what was evicted, as ``evicted`` and ``guess_evicted``.
@@ -48,12 +48,18 @@ class Holdings:
         self._places = places
         self._dropped = dropped
         self._guessed: deque[tuple[float, Target, Sequence[int]]] = deque()
+        self._listed = 0  # keys in ``_guessed``: one that is guessed again is listed again
         self._shared: dict[int, int] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys, masks and what is remembered; places have their own."""
-        return sys.getsizeof(self.masks) + 32 * len(self.masks) + self._known.nbytes
+        listed = 8 * self._listed + 32 * max(0, self._listed - self.guesses)
+        return sys.getsizeof(self.masks) + 32 * len(self.masks) + listed + self._known.nbytes
+
+    @property
+    def _over(self) -> bool:
+        return self.size + self._listed > self._room
 
     # Blocks that are held.
 
@@ -121,6 +127,9 @@ class Holdings:
             guessed.append(key)
         if guessed:
             self._guessed.append((expires, owner, guessed))
+            self._listed += len(guessed)
+        if sys.getsizeof(guesses) > _MASK_BYTES * len(guesses) + 4096:
+            owner.guesses = dict(guesses)
 
     def expire(self, now: float) -> None:
         while self._guessed and self._guessed[0][0] <= now:
@@ -134,6 +143,7 @@ class Holdings:
 
     def _drop_guesses(self) -> int:
         expires, owner, keys = self._guessed.popleft()
+        self._listed -= len(keys)
         dropped = 0
         for key in keys:
             if owner.guesses.get(key) == expires:
@@ -152,11 +162,9 @@ class Holdings:
         """Evict until what is held and guessed fits: the oldest guesses, then blocks of the place that has most."""
         if sys.getsizeof(self.masks) > _MASK_BYTES * len(self.masks) + 4096:
             self.masks = dict(self.masks)  # CPython makes the copy as small as it can
-        if self.size + self.guesses <= self._room:
-            return
-        while self.size + self.guesses > self._room and self._guessed:
+        while self._over and self._guessed:
             self._dropped["guess_evicted"] += self._drop_guesses()
-        while self.size + self.guesses > self._room:
+        while self._over:
             self._evict(max(self._places(), key=_blocks))
 
     def _evict(self, place: Place) -> None:

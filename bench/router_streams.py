@@ -1,0 +1,334 @@
+"""Many streams at once through our router: is a byte lost, does `/health` still answer, does memory stay?
+
+    python bench/router_streams.py [--quick] [--streams 1000] [--seconds 60] [--requests 100000]
+
+Two engines stream to 1,000 clients for a minute; every piece of every stream is told by its number, so that the client
+knows each byte that it must get. A third engine takes connections and never answers. Meanwhile another process asks
+`/health` twenty times a second. Then short requests follow, and every table of the router must be empty again. The last
+line is JSON; the exit code is 1 when something was lost, left over, or slow (p99 of `/health` a second or more).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from typing import cast
+
+import httptools
+import uvloop
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from support.routers import free_port, rss_mib, running
+
+from kvhearth.metrics import parse_exposition
+from kvhearth.metrics import router as names
+
+MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
+SHORT = b'{"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":"x"}]}'
+TABLES = (names.EXCHANGES, names.REQUESTS_IN_FLIGHT, names.TOKENS_IN_FLIGHT, names.PREFILL_TOKENS, names.BUFFERED_BYTES)
+"""Gauges of what a request must leave nothing in."""
+DEADLINE_SECONDS = 60.0
+WARM_REQUESTS = 2_000
+CONNECTIONS = 64
+
+
+def piece(stream: int, number: int) -> bytes:
+    """What an engine sends as a stream's piece of that number: between 40 and 540 bytes."""
+    filler = b"%08x" % ((stream * 2654435761 + number * 40503) & 0xFFFFFFFF)
+    return b"data: %d %d %b\n\n" % (stream, number, filler * (1 + (stream + number) % 60))
+
+
+class Engine(asyncio.Protocol):
+    """Streams what it is asked for: so many pieces, so far apart."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.parser = httptools.HttpRequestParser(self)
+        self.url, self.body = b"", b""
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self.url = url
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        body, self.body = self.body, b""
+        asked = json.loads(body) if self.url.startswith(b"/v1/completions") else {}
+        if "pieces" in asked:
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            self.transport.write(head)
+            self.tell(asked["stream_id"], 0, asked["pieces"], asked["apart_seconds"])
+            return
+        page = SHORT if asked else MODELS
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(page)
+        self.transport.write(head + page)
+
+    def tell(self, stream: int, number: int, pieces: int, apart_seconds: float) -> None:
+        if self.transport.is_closing():
+            return
+        if number == pieces:
+            self.transport.write(b"0\r\n\r\n")
+            return
+        data = piece(stream, number)
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        asyncio.get_running_loop().call_later(apart_seconds, self.tell, stream, number + 1, pieces, apart_seconds)
+
+
+class Mute(asyncio.Protocol):
+    """Takes connections and says nothing."""
+
+
+class Client(asyncio.Protocol):
+    """One request, and what came of it; `done` has the bytes of its body, or the fault."""
+
+    def __init__(self, body: bytes, count: int = 1) -> None:
+        self.body = body
+        self.left = count
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.parser = httptools.HttpResponseParser(self)
+        self.pieces: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.ask()
+
+    def ask(self) -> None:
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        )
+        self.transport.write(head % len(self.body) + self.body)
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_body(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        body = b"".join(self.pieces)
+        self.pieces.clear()
+        self.left -= 1
+        if self.parser.get_status_code() != 200:
+            self.fail(f"status {self.parser.get_status_code()}: {body[:200]!r}")
+        elif self.left:
+            self.ask()
+        else:
+            self.done.set_result(body)
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail(f"connection lost: {exc}")
+
+    def fail(self, why: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(ConnectionError(why))
+            self.transport.close()
+
+
+async def stream_all(
+    port: int, streams: int, seconds: float, apart_seconds: float, progress: Progress
+) -> dict[str, int]:
+    """All streams to their end; counts pieces, bytes that did not come or were others, and errors."""
+    pieces = max(1, int(seconds / apart_seconds))
+    task = progress.add_task("streams", total=streams)
+
+    async def one(stream: int) -> bytes:
+        await asyncio.sleep(stream * min(1.0, 2.0 / streams))
+        asked = {"model": "m", "prompt": f"p{stream}", "stream": True, "stream_id": stream, "pieces": pieces}
+        body = json.dumps({**asked, "apart_seconds": apart_seconds}).encode()
+        _, client = await asyncio.get_running_loop().create_connection(partial(Client, body), "127.0.0.1", port)
+        try:
+            return await asyncio.wait_for(client.done, seconds * 2 + DEADLINE_SECONDS)
+        finally:
+            progress.advance(task)
+
+    found = await asyncio.gather(*map(one, range(streams)), return_exceptions=True)
+    lost = wrong = errors = 0
+    for stream, got in enumerate(found):
+        expected = b"".join(piece(stream, number) for number in range(pieces))
+        if isinstance(got, BaseException):
+            errors += 1
+            print(f"stream {stream}: {got}", file=sys.stderr)
+            lost += len(expected)
+        elif got != expected:
+            lost += max(0, len(expected) - len(got))
+            wrong += sum(a != b for a, b in zip(got, expected, strict=False)) + max(0, len(got) - len(expected))
+    return {"chunks": streams * pieces, "bytes_lost": lost, "bytes_wrong": wrong, "errors": errors}
+
+
+async def ask_all(port: int, requests: int, progress: Progress) -> int:
+    """Short requests over keep-alive connections; how many connections failed."""
+    each = requests // CONNECTIONS
+    task = progress.add_task("short requests", total=each * CONNECTIONS)
+
+    async def one(number: int) -> None:
+        body = json.dumps({"model": "m", "prompt": f"short {number}"}).encode()
+        _, client = await asyncio.get_running_loop().create_connection(partial(Client, body, each), "127.0.0.1", port)
+        await asyncio.wait_for(client.done, 600)
+        progress.advance(task, each)
+
+    found = await asyncio.gather(*map(one, range(CONNECTIONS)), return_exceptions=True)
+    for fault in [one for one in found if one is not None][:3]:
+        print(f"short requests: {fault}", file=sys.stderr)
+    return sum(one is not None for one in found)
+
+
+def watch_health(port: int) -> None:
+    """Ask `/health` until told to stop by the end of stdin; then print the times in milliseconds, as JSON."""
+    took: list[float] = []
+    os.set_blocking(0, False)
+    while True:
+        begun = time.perf_counter()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=30) as answer:
+            answer.read()
+        took.append((time.perf_counter() - begun) * 1e3)
+        with contextlib.suppress(BlockingIOError):
+            if os.read(0, 1) == b"":
+                break
+        time.sleep(0.05)
+    print(json.dumps(took))
+
+
+@contextlib.contextmanager
+def watched(port: int, took: list[float]) -> Iterator[None]:
+    """While this lasts another process asks `/health`; fills ``took`` at the end."""
+    words = [sys.executable, __file__, "--watch", str(port)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield
+        out, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    took += json.loads(out)
+
+
+async def sample_rss(pid: int, found: list[float]) -> None:
+    while True:
+        found.append(rss_mib(pid))
+        await asyncio.sleep(0.5)
+
+
+def left_over(port: int) -> dict[str, float]:
+    """What the router still counts of requests, by gauge; waits a moment for the last one's end."""
+    deadline = time.monotonic() + 10
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            page = parse_exposition(answer.read().decode())
+        shown = [table.exposed_name for table in TABLES]
+        missing = [name for name in shown if name not in page]
+        if missing:
+            raise RuntimeError(f"the router shows no {', '.join(missing)}")
+        left = {name: sum(page[name].values()) for name in shown}
+        if not any(left.values()) or time.monotonic() > deadline:
+            return {name: value for name, value in left.items() if value}
+        time.sleep(0.2)
+
+
+async def measure(port: int, pid: int, options: argparse.Namespace, progress: Progress) -> dict[str, float | int]:
+    await ask_all(port, WARM_REQUESTS, progress)
+    took: list[float] = []
+    memory: list[float] = []
+    sampling = asyncio.ensure_future(sample_rss(pid, memory))
+    with watched(port, took):
+        told = await stream_all(port, options.streams, options.seconds, options.apart_seconds, progress)
+    sampling.cancel()
+    third = max(1, len(memory) // 3)  # the first third has connections that come
+    growth = statistics.median(memory[-third:]) - statistics.median(memory[third : 2 * third])
+    before = rss_mib(pid)
+    failed = await ask_all(port, options.requests, progress)
+    took.sort()
+    return {
+        **told,
+        "errors": told["errors"] + failed,
+        "health_p50_ms": round(took[len(took) // 2], 2),
+        "health_p99_ms": round(took[int(0.99 * (len(took) - 1))], 2),
+        "rss_growth_mb": round(growth, 2),
+        "rss_growth_by_short_requests_mb": round(rss_mib(pid) - before, 2),
+    }
+
+
+async def serve_engine(port: int, *, mute: bool) -> None:
+    server = await asyncio.get_running_loop().create_server(Mute if mute else Engine, "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--apart-seconds", type=float, default=0.5, help="between two pieces of a stream")
+    parser.add_argument("--requests", type=int, default=100_000, help="short ones, after the streams")
+    parser.add_argument("--quick", action="store_true", help="300 streams for 15 s, 10,000 short requests")
+    parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--mute", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--watch", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.watch:
+        watch_health(options.watch)
+        return 0
+    if options.engine or options.mute:
+        uvloop.run(serve_engine(options.engine or options.mute, mute=bool(options.mute)))
+        return 0
+    if options.quick:
+        options.streams, options.seconds, options.requests = 300, 15.0, 10_000
+    with contextlib.ExitStack() as stack:
+        ports = [free_port() for _ in range(3)]
+        for number, port in enumerate(ports):
+            kind = "--mute" if number == 2 else "--engine"
+            stack.enter_context(running([sys.executable, __file__, kind, str(port)]))
+        port = free_port()
+        words = ["serve", "--listen", f"127.0.0.1:{port}", "--policy", "round-robin"]
+        for number, engine in enumerate(ports):
+            words += ["--engine", f"e{number}=http://127.0.0.1:{engine}"]
+        code = "from kvhearth.cli.router import app; app()"
+        router = stack.enter_context(running([sys.executable, "-c", code, *words]))
+        wait_until_healthy(port)
+        with Progress(console=Console(stderr=True)) as progress:
+            figures = uvloop.run(measure(port, router.pid, options, progress))
+        left = left_over(port)
+    return report(figures, left, options)
+
+
+def wait_until_healthy(port: int) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5),
+        ):
+            return
+        time.sleep(0.1)
+    raise RuntimeError("the router does not become healthy")
+
+
+def report(figures: dict[str, float | int], left: dict[str, float], options: argparse.Namespace) -> int:
+    """A table, the JSON line, and the exit code."""
+    table = Table(
+        title=f"{options.streams} streams for {options.seconds:g} s, then {options.requests:,} short requests"
+    )
+    for column in ("what", "figure"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for name, value in figures.items():
+        table.add_row(name.replace("_", " "), f"{value:,}")
+    table.add_row("left in tables", ", ".join(left) or "nothing")
+    Console(width=100).print(table)
+    sound = not (figures["bytes_lost"] or figures["bytes_wrong"] or figures["errors"] or left)
+    shown = {"streams": options.streams, "seconds": options.seconds, **figures, "requests": options.requests}
+    print(json.dumps({"bench": "router_streams", **shown, "tables_empty": not left}))
+    return 0 if sound and figures["health_p99_ms"] < 1000 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
