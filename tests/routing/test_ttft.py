@@ -127,6 +127,14 @@ def test_without_a_cost_model_the_rate_is_learned(true_rate: int):
     assert predictor.predict(view, 10_000, Hits()).seconds == pytest.approx(10_000 / true_rate, rel=0.25)
 
 
+@pytest.mark.parametrize("true_rate", [500, 90_000])
+def test_what_all_targets_have_in_common_is_no_reason_to_prefer_the_one_observed(true_rate: int):
+    predictor = Predictor(LearnedCost())
+    for _ in range(3):
+        predictor.observe(IDLE, 5000, Hits(), 5000 / true_rate)
+    assert predictor.factor("a") == pytest.approx(1, abs=0.03)
+
+
 def test_without_a_cost_model_nearer_tiers_are_still_nearer():
     cost = LearnedCost()
     assert 0 < cost.load_seconds(1000, 0) < cost.load_seconds(0, 1000) < cost.compute_seconds(1000, 0)

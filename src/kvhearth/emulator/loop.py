@@ -140,9 +140,10 @@ class EngineLoop:
         self._news.set()
 
     async def run(self) -> None:
-        """Run until cancelled. A defect in the model ends it: open calls fail, and ``dead`` says why."""
+        """Run until cancelled, or all has failed. A defect in the model ends it: open calls fail, and ``dead`` says
+        why."""
         try:
-            while True:
+            while self.dead is None:
                 await self._turn()
         except asyncio.CancelledError:
             self.fail_all("the server is shutting down")

@@ -238,12 +238,15 @@ class Predictor:
             prompt_tokens: of the request.
             hits: what the decision expected (`Decision.hits`).
         """
-        expected = self.predict(view, prompt_tokens, hits)._replace(factor=1.0)
-        self._correction.observe(view.name, expected.seconds, seconds)
-        self.cost.learn(expected.seconds, seconds)
+        self.cost.learn(self._uncorrected_seconds(view, prompt_tokens, hits), seconds)
+        # By what is known now: what all targets have in common is the cost's, and no reason to prefer one observed.
+        self._correction.observe(view.name, self._uncorrected_seconds(view, prompt_tokens, hits), seconds)
         new = max(1, prompt_tokens - sum(hits))
         self._mean_new_tokens += GAIN * (new - self._mean_new_tokens) if self._mean_new_tokens else new
         return self._correction.factor(view.name)
+
+    def _uncorrected_seconds(self, view: EngineView, prompt_tokens: int, hits: Hits) -> float:
+        return self.predict(view, prompt_tokens, hits)._replace(factor=1.0).seconds
 
     def factor(self, target: str) -> float:
         """Observed over predicted lately: `EngineView.ttft_factor`. It nears 1 again as others are observed."""
