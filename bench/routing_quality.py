@@ -6,9 +6,9 @@ Eight emulated engines (a 70B model on four H100 each) that publish KV events as
 the Mooncake conversation trace at its recorded times, and then a burst behind one hot prefix. The trace gives lengths
 and which 512 tokens are equal; text is made of that, the same for every router. 1,000 requests of it are 330 s and
 13.7 M prompt tokens: prefill without any reuse would keep the engines busy 44 % of the time. Engines answer in emulated
-time, `--time-scale` times as fast as the wall clock. Before each run their caches are emptied and the router is a new
-one; routers take turns within a repeat, in the reverse order every other time. No policy is told a conversation's name
-but `session`, which is sent what the trace suggests (`support.routing_load`).
+time, `--time-scale` times as fast as the wall clock (the burst: as fast as it). Before each run their caches are
+emptied and the router is a new one; routers take turns within a repeat, in the reverse order every other time. No
+policy is told a conversation's name but `session`, which is sent what the trace suggests (`support.routing_load`).
 
 Of each run: hit tokens as the engines count them (`vllm:prefix_cache_hits`), times to first token as the client sees
 them from when a request was due (emulated milliseconds, so a wall millisecond in a router counts `--time-scale` times),
@@ -54,6 +54,7 @@ SHAPE: dict[str, object] = {
     "stream_interval": 16,
 }
 QUICK_REQUESTS, QUICK_TIME_SCALE, QUICK_POLICIES = 50, 8.0, ("round-robin", "prefix", "kv-aware")
+BURST_REQUESTS = 256
 PEERS = ("cache_aware", "kv_aware")
 MILLISECOND_NS = 1_000_000
 TIME_SCALE = 4.0
@@ -108,41 +109,42 @@ def main() -> None:
     names = [*policies, *(f"vllm-router {peer}" for peer in PEERS if options.vllm_router)]
     if not options.vllm_router:
         print("skipped vllm-router: give the path of its script with --vllm-router")
-    workloads = {
-        "mooncake": read_mooncake(options.data / "mooncake_conversation.jsonl", options.requests),
-        "burst": burst(max(64, options.requests // 4)),
-    }
+    workloads = {"burst": burst(BURST_REQUESTS)}
+    trace = options.data / "mooncake_conversation.jsonl"
+    if trace.is_file():
+        workloads = {"mooncake": read_mooncake(trace, options.requests), **workloads}
+    else:
+        print(f"skipped the trace, which is not at {trace}: give its folder with --data")
     results: dict[str, dict[str, list[Figures]]] = {case: {name: [] for name in names} for case in workloads}
-    with emulated(ENGINES, SHAPE, options.time_scale) as engines, Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("routing", total=options.repeats * len(names))
-        for repeat in range(options.repeats):
-            for name in names if repeat % 2 == 0 else reversed(names):
-                progress.update(task, description=name)
-                for case, found in run(engines, name, workloads, options).items():
+    for case, workload in workloads.items():
+        scale = options.time_scale if case == "mooncake" else 1.0
+        with emulated(ENGINES, SHAPE, scale) as engines, Progress(console=Console(stderr=True)) as progress:
+            task = progress.add_task(case, total=options.repeats * len(names))
+            for repeat in range(options.repeats):
+                for name in names if repeat % 2 == 0 else reversed(names):
+                    progress.update(task, description=f"{case}: {name}")
+                    found = run(engines, name, workload, scale, options.vllm_router)
                     results[case][name].append(found)
-                progress.advance(task)
+                    progress.advance(task)
     report(results, names)
 
 
-def run(engines: Engines, name: str, workloads: dict[str, Workload], options: argparse.Namespace) -> dict[str, Figures]:
-    """The workloads one after another through one new router, each on engines that have cached nothing."""
+def run(engines: Engines, name: str, workload: Workload, time_scale: float, vllm_script: str) -> Figures:
+    """The workload through a new router, on engines that have cached nothing."""
     peer = name.removeprefix("vllm-router ")
-    system = ours(engines.setting, name) if peer == name else vllm_router(engines.setting, options.vllm_router, peer)
-    found = {}
+    system = ours(engines.setting, name) if peer == name else vllm_router(engines.setting, vllm_script, peer)
     with running(system.command):
         wait_until_serving(system.port)
-        for case, workload in workloads.items():
-            engines.forget()
-            before = {counter: engines.counted(counter) for counter in COUNTERS}
-            lag_before = engines.lag()
-            played = asyncio.run(play(workload, system.port, options.time_scale, sessions=name == "session"))
-            counted = {
-                counter: [now - then for now, then in zip(engines.counted(counter), before[counter], strict=True)]
-                for counter in COUNTERS
-            }
-            late, steps = (now - then for now, then in zip(engines.lag(), lag_before, strict=True))
-            found[case] = judge(f"{name}, {case}", played, counted, late / max(1.0, steps))
-    return found
+        engines.forget()
+        before = {counter: engines.counted(counter) for counter in COUNTERS}
+        lag_before = engines.lag()
+        played = asyncio.run(play(workload, system.port, time_scale, sessions=name == "session"))
+        counted = {
+            counter: [now - then for now, then in zip(engines.counted(counter), before[counter], strict=True)]
+            for counter in COUNTERS
+        }
+        late, steps = (now - then for now, then in zip(engines.lag(), lag_before, strict=True))
+    return judge(f"{name}, {workload.name}", played, counted, late / max(1.0, steps))
 
 
 def judge(run_name: str, played: Played, counted: dict[str, list[float]], engine_lag_seconds: float) -> Figures:
@@ -174,10 +176,10 @@ def max_over_mean(loads: list[float]) -> float:
 
 
 def burst(requests: int) -> Workload:
-    """Requests 4 ms apart, all behind one prefix of 4,000 tokens, each with 60 tokens of its own and short answers."""
+    """Requests 12 ms apart, all behind one prefix of 4,000 tokens, each with 60 tokens of its own and short answers."""
     hot = Segment(1, 4000)
     users = (
-        User(f"user-{i}", "t", i * 4 * MILLISECOND_NS, (Turn((hot, Segment(100 + i, 60)), 150),))
+        User(f"user-{i}", "t", i * 12 * MILLISECOND_NS, (Turn((hot, Segment(100 + i, 60)), 150),))
         for i in range(requests)
     )
     return Workload("burst", tuple(users))
@@ -214,10 +216,11 @@ def report(results: dict[str, dict[str, list[Figures]]], names: list[str]) -> No
                 name, *row, f"{found.failures:.0f}", f"{found.client_lag_ms:.0f}", f"{found.engine_lag_ms:.0f}"
             )
         console.print(table)
-    verdict(medians["mooncake"], medians["burst"])
+    main_case = medians.get("mooncake", medians["burst"])
+    verdict(main_case, medians["burst"])
     figures = {
         name: {
-            **{field: round(getattr(medians["mooncake"][name], field), 2) for field in Figures._fields},
+            **{field: round(getattr(main_case[name], field), 2) for field in Figures._fields},
             "burst_max_over_mean": round(medians["burst"][name].max_over_mean, 2),
             "burst_ttft_p99_ms": round(medians["burst"][name].ttft_p99_ms, 1),
         }

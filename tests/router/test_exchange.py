@@ -377,6 +377,35 @@ def test_case_4_an_engine_that_accepts_and_never_answers_is_cut_off_and_slows_no
     assert all_quiet(router)
 
 
+def test_who_waits_for_an_engine_that_health_checks_give_up_is_answered_by_another(lab):
+    stuck, well = lab.engine(), lab.engine()
+    stuck.behave = lab.hang()
+    checks = HealthChecks(interval_seconds=0.02, deadline_seconds=0.1, failures_to_down=2)
+    router = lab.router(stuck, well, health=checks)
+    waiting = [router.wire() for _ in range(4)]
+    for wire in waiting:
+        wire.prompt()
+    lab.until(lambda: stuck.serving == 2)
+    stuck.health_delay_seconds = 5
+    for wire in waiting:
+        assert wire.response()[0] == 200
+    assert router.metric("kvhearth_router_upstream_failures_total", engine="e0", reason="engine_down") == 2
+    lab.until(lambda: stuck.disconnects == 2)
+    assert all_quiet(router)
+
+
+def test_without_another_engine_it_says_so_at_once(lab):
+    stuck = lab.engine()
+    stuck.behave = lab.hang()
+    router = lab.router(stuck, health=HealthChecks(interval_seconds=0.02, deadline_seconds=0.1, failures_to_down=2))
+    wire = router.wire()
+    wire.prompt()
+    lab.until(lambda: stuck.serving == 1)
+    stuck.health_delay_seconds = 5
+    status, error = wire.error()
+    assert (status, error["code"]) == (503, "engine_down")
+
+
 def test_a_stream_that_falls_silent_is_cut_off(lab):
     engine = lab.engine()
     engine.behave = lab.events([b"data: 1\n\n"] * 2, gated=True)

@@ -300,7 +300,10 @@ class ClientConnection(asyncio.Protocol):
         if not keep_alive:
             self._close()
         elif not self._advancing:
-            self._advance()
+            if self._queue or self._reading_paused or self._continue_due:
+                self._advance()
+            else:
+                self._wait_for_request()
 
     def answer(self, reply: replies.Reply, request: Request) -> None:
         """Write a reply of the router's own."""

@@ -265,6 +265,14 @@ class Exchange:
 
     # From the client connection and the router
 
+    def target_gone(self, name: str) -> None:
+        """That target does not answer its health checks any more: a first byte is not waited for there."""
+        target = self._target
+        if target is None or target.name != name or self._head_sent or (self._upstream is None and self._task is None):
+            return
+        self._detach()
+        self.upstream_failed("engine_down")
+
     def client_gone(self) -> None:
         """The client left: stop the engine's work on this at once."""
         self._router.instruments.client_disconnects += 1
@@ -350,7 +358,7 @@ class Exchange:
 
 
 def _failure(reason: str, engine: str) -> replies.Reply:
-    if reason in {"connect_failed", "connect_timeout"}:
+    if reason in {"connect_failed", "connect_timeout", "engine_down"}:
         return replies.error(
             503, f"engine {engine} cannot be reached and no other serves this model", reason, retry_after_seconds=1
         )

@@ -312,6 +312,8 @@ class Router:
         self.policy.engine_gone(target)
         if self.kv is not None:
             self.kv.target_gone(target)
+        for exchange in list(self.exchanges):
+            exchange.target_gone(target)
 
 
 def _kv_routing(config: RouterConfig, registry: Registry) -> KvRouting:
