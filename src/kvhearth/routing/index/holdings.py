@@ -117,8 +117,10 @@ class Holdings:
         masks, guesses, held = self.masks, owner.guesses, owner.hbm.bit
         guessed = []
         for key in keys:
-            if masks.get(key, 0) & held:
-                self._mark(key, USED)
+            mask = masks.get(key, 0)
+            if mask & held:
+                if not mask & USED:
+                    self._mark(key, USED)
                 continue
             if key not in guesses:
                 self.guesses += 1
