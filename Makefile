@@ -40,7 +40,7 @@ test: $(VENV)/.dev ## Run every test that needs no vLLM
 
 test-vllm: ## Tests with the real vLLM: our model beside its scheduler, the connector in engines (.venv-vllm)
 	@sh tests/vllm/install.sh .venv-vllm
-	@.venv-vllm/bin/python -m pytest -n 2 --dist loadfile tests/vllm $(ARGS)
+	@.venv-vllm/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/vllm $(ARGS)
 
 bench: $(VENV)/.dev ## Run the benchmarks beside their peers; each prints a JSON line last
 	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done

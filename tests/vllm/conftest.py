@@ -11,6 +11,25 @@ import pytest
 
 from .servers import StoreProcess, read_reply
 
+LONGEST_FIRST = (
+    "test_engine",
+    "test_random_workloads",
+    "test_router",
+    "test_store_faults",
+    "test_versions",
+    "test_conformance_tiers",
+    "test_up",
+    "test_tiny_models",
+)
+"""Files by how long they take: one that starts an engine last would leave the other worker idle for minutes. Those that
+start engines alternate with those that do not."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, each in its own order; xdist keeps it with ``--no-loadscope-reorder``."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
 
 @pytest.fixture
 def store() -> Iterator[StoreProcess]:
