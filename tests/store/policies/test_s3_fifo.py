@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvhearth.store.policies.s3_fifo import MOST_USES, S3Fifo
@@ -50,6 +50,7 @@ class Reference:
 
 
 @settings(max_examples=80, deadline=None)
+@example(capacity=11, events=[(chain, 2) for chain in (0, 1, 4, 5, 6, 7, 8, 9, 10, 11)] + [(2, 0), (3, 0)])
 @given(
     capacity=st.integers(1, 40),
     events=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=150),

@@ -82,16 +82,14 @@ class S3Fifo:
     def victim(self, may_go: Callable[[int], bool]) -> int | None:
         """See `Policy`."""
         self._moves_left = MOST_MOVES
-        searches = [self._search_small, self._search_main]
-        if (
-            self._small_bytes < self._small_limit_bytes
-        ):  # the small queue may have filled the main one when the latter's second turn comes
-            searches = [self._search_main, *searches]
-        for search in searches:
-            slot = search(may_go)
-            if slot is not None:
-                return slot
-        return self._chains.last_resort(may_go)
+        slot = self._search_small(may_go, down_to_bytes=self._small_limit_bytes)
+        if slot is None:
+            slot = self._search_main(may_go)
+        if slot is None:  # of the small queue more than its share may have to go, and it may fill the main one anew
+            slot = self._search_small(may_go, down_to_bytes=0)
+        if slot is None:
+            slot = self._search_main(may_go)
+        return self._chains.last_resort(may_go) if slot is None else slot
 
     def worst(self, slots: NDArray[np.int64]) -> int:
         """See `Policy`."""
@@ -99,9 +97,11 @@ class S3Fifo:
         order = np.lexsort((self._stamps.of[ends], self._in_main[ends], self._uses[ends]))
         return int(ends[order[0]])
 
-    def _search_small(self, may_go: Callable[[int], bool]) -> int | None:
+    def _search_small(self, may_go: Callable[[int], bool], *, down_to_bytes: int) -> int | None:
         newest, queue = self._stamps.now, self._small
         while (slot := queue.front()) >= 0 and self._stamps.one[slot] <= newest:
+            if self._small_bytes < down_to_bytes and self._main.front() >= 0:
+                return None
             if self._use[slot] > 1 and self._moves_left:
                 self._moves_left -= 1
                 self._small_bytes -= self._nbytes[slot]
