@@ -29,12 +29,11 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from support.routers import free_port, rss_mib, running
+from support.routers import BenchEngine, free_port, rss_mib, running
 
 from kvhearth.metrics import parse_exposition
 from kvhearth.metrics import router as names
 
-MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 TABLES = (names.EXCHANGES, names.REQUESTS_IN_FLIGHT, names.TOKENS_IN_FLIGHT, names.PREFILL_TOKENS, names.BUFFERED_BYTES)
 """Gauges of what a request must leave nothing in."""
 DEADLINE_SECONDS = 60.0
@@ -52,44 +51,15 @@ def piece(stream: int, number: int) -> bytes:
     return b"data: %d %d %b\n\n" % (stream, number, filler * (1 + (stream + number) % 60))
 
 
-class Engine(asyncio.Protocol):
+class Engine(BenchEngine):
     """Streams what it is asked for: so many pieces, so far apart."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self.parser = httptools.HttpRequestParser(self)
-        self.url, self.body = b"", b""
-
-    def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
-
-    def on_url(self, url: bytes) -> None:
-        self.url = url
-
-    def on_body(self, data: bytes) -> None:
-        self.body += data
-
-    def on_message_complete(self) -> None:
-        body, self.body = self.body, b""
-        asked = json.loads(body) if self.url.startswith(b"/v1/completions") else {}
+    def answer(self, url: bytes, body: bytes) -> None:
+        asked = json.loads(body) if url.startswith(b"/v1/completions") else {}
         if "pieces" in asked:
-            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-            self.transport.write(head)
-            self.tell(asked["stream_id"], 0, asked["pieces"], asked["apart_seconds"])
-            return
-        page = json.dumps({"model": "m", "text": asked["prompt"]}).encode() if asked else MODELS
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(page)
-        self.transport.write(head + page)
-
-    def tell(self, stream: int, number: int, pieces: int, apart_seconds: float) -> None:
-        if self.transport.is_closing():
-            return
-        if number == pieces:
-            self.transport.write(b"0\r\n\r\n")
-            return
-        data = piece(stream, number)
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        asyncio.get_running_loop().call_later(apart_seconds, self.tell, stream, number + 1, pieces, apart_seconds)
+            self.stream(asked["pieces"], asked["apart_seconds"], partial(piece, asked["stream_id"]))
+        else:
+            self.page(json.dumps({"model": "m", "text": asked["prompt"]}).encode() if asked else self.MODELS)
 
 
 class Mute(asyncio.Protocol):

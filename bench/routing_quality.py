@@ -41,18 +41,14 @@ from rich.table import Table
 from support.routers import ours, running, vllm_router
 from support.routing_load import Engines, Played, emulated, play, wait_until_serving
 
+from kvhearth.emulator.config import EmulatorConfig
 from kvhearth.planner.traces import read_mooncake
 from kvhearth.planner.workload import Segment, Turn, User, Workload
 from kvhearth.routing.registry import POLICY_NAMES
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 ENGINES = 8
-SHAPE: dict[str, object] = {
-    "model": "llama-3.1-70b",
-    "gpu": "h100-sxm",
-    "tensor_parallel_size": 4,
-    "stream_interval": 16,
-}
+SHAPE = EmulatorConfig(model="llama-3.1-70b", gpu="h100-sxm", tensor_parallel_size=4, stream_interval=16)
 QUICK_REQUESTS, QUICK_TIME_SCALE, QUICK_POLICIES = 50, 8.0, ("round-robin", "prefix", "kv-aware")
 BURST_REQUESTS = 256
 PEERS = ("cache_aware", "kv_aware")

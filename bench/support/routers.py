@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -79,15 +79,9 @@ class Publisher:
         self.batches += 1
 
 
-class CannedEngine(asyncio.Protocol):
-    """Answers at once: a completion of fixed bytes, or 64 events of a stream, each its own write."""
+class BenchEngine(asyncio.Protocol):
+    """The HTTP of an engine that says what a bench wants: `answer` is called with each request."""
 
-    publisher: Publisher | None = None
-
-    EVENT = b'data: {"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":" tok"}]}\n\n'
-    COMPLETION = (
-        b'{"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":"' + b"x" * 200 + b'"}]}'
-    )
     MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -106,36 +100,60 @@ class CannedEngine(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         body, self.body = self.body, b""
-        if self.url.startswith((b"/tokenize", b"/v1/completions/render")):
+        self.answer(self.url, body)
+
+    def answer(self, url: bytes, body: bytes) -> None:
+        """Say something: a page, or a stream begun."""
+        raise NotImplementedError
+
+    def page(self, page: bytes) -> None:
+        """A whole answer."""
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(head % len(page) + page)
+
+    def stream(self, count: int, apart_seconds: float, event: Callable[[int], bytes]) -> None:
+        """``count`` events, each its own write, so far apart."""
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        self.transport.write(head)
+        self._tell(0, count, apart_seconds, event)
+
+    def _tell(self, number: int, count: int, apart_seconds: float, event: Callable[[int], bytes]) -> None:
+        if self.transport.is_closing():
+            return
+        if number == count:
+            self.transport.write(b"0\r\n\r\n")
+            return
+        data = event(number)
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        asyncio.get_running_loop().call_later(apart_seconds, self._tell, number + 1, count, apart_seconds, event)
+
+
+class CannedEngine(BenchEngine):
+    """Answers at once: a completion of fixed bytes, or 64 events of a stream, each its own write."""
+
+    publisher: Publisher | None = None
+
+    EVENT = b'data: {"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":" tok"}]}\n\n'
+    COMPLETION = (
+        b'{"id":"c","object":"text_completion","model":"m","choices":[{"index":0,"text":"' + b"x" * 200 + b'"}]}'
+    )
+
+    def answer(self, url: bytes, body: bytes) -> None:
+        if url.startswith((b"/tokenize", b"/v1/completions/render")):
             ids = token_ids(msgspec.json.decode(body)["prompt"])
-            if self.url.startswith(b"/tokenize"):
-                page = msgspec.json.encode({"count": len(ids), "max_model_len": 8192, "tokens": ids})
+            if url.startswith(b"/tokenize"):
+                self.page(msgspec.json.encode({"count": len(ids), "max_model_len": 8192, "tokens": ids}))
             else:
-                page = msgspec.json.encode([{"request_id": "r", "token_ids": ids}])
-        elif self.url.startswith(b"/v1/completions"):
+                self.page(msgspec.json.encode([{"request_id": "r", "token_ids": ids}]))
+        elif url.startswith(b"/v1/completions"):
             if self.publisher is not None:
                 self.publisher.hold(token_ids(msgspec.json.decode(body)["prompt"]))
             if b'"stream":true' in body:
-                self.transport.write(
-                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-                )
-                self.event(0)
-                return
-            page = self.COMPLETION
+                self.stream(SSE_CHUNKS, APART_SECONDS, lambda _: self.EVENT)
+            else:
+                self.page(self.COMPLETION)
         else:
-            page = self.MODELS
-        self.transport.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
-        )
-
-    def event(self, sent: int) -> None:
-        if self.transport.is_closing():
-            return
-        if sent == SSE_CHUNKS:
-            self.transport.write(b"0\r\n\r\n")
-            return
-        self.transport.write(b"%x\r\n%b\r\n" % (len(self.EVENT), self.EVENT))
-        asyncio.get_running_loop().call_later(APART_SECONDS, self.event, sent + 1)
+            self.page(self.MODELS)
 
 
 async def run_engine(port: int, events: int) -> None:

@@ -12,6 +12,7 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,16 +124,23 @@ class Engines:
 
 
 @contextlib.contextmanager
-def emulated(engines: int, shape: dict[str, object], time_scale: float) -> Iterator[Engines]:
-    """Engines of this shape (fields of `EmulatorConfig`) that answer and publish their KV events; they end with the
+def emulated(engines: int, shape: EmulatorConfig, time_scale: float) -> Iterator[Engines]:
+    """Engines of this shape that answer and publish their KV events; they end with the
     block. Enter it before any thread starts: engines are forks, so that eight need the time of one to load."""
     context = multiprocessing.get_context("fork")
     pairs = [(free_port(), free_port()) for _ in range(engines)]
     processes = []
     for number, (port, events) in enumerate(pairs):
-        config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
-        words = {**shape, "port": port, "engine_id": str(number), "served_model_name": NAME, "time_scale": time_scale}
-        process = context.Process(target=_serve, args=(words, json.dumps(config)), daemon=True)
+        told = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
+        config = replace(
+            shape,
+            port=port,
+            engine_id=str(number),
+            served_model_name=NAME,
+            time_scale=time_scale,
+            kv_events=parse_kv_events_config(json.dumps(told)),
+        )
+        process = context.Process(target=_serve, args=(config,), daemon=True)
         process.start()
         processes.append(process)
     try:
@@ -147,9 +155,9 @@ def emulated(engines: int, shape: dict[str, object], time_scale: float) -> Itera
             process.kill()
 
 
-def _serve(words: dict[str, object], events: str) -> None:
+def _serve(config: EmulatorConfig) -> None:
     Path("/proc/self/comm").write_text("emulator")
-    Emulator(EmulatorConfig(**words, kv_events=parse_kv_events_config(events))).run()  # type: ignore[arg-type]
+    Emulator(config).run()
 
 
 def wait_until_serving(port: int) -> None:

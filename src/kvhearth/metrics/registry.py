@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric as PromFamily
 from prometheus_client.registry import Collector
 
 from kvhearth.metrics.spec import Kind, Metric, MetricFamily
-from kvhearth.metrics.tallies import Tallies
+from kvhearth.metrics.tallies import Tallies, TalliesCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -49,7 +49,7 @@ class Registry:
         if metric.name in self._made:
             raise ValueError(f"metric {metric.name!r} has an instrument already")
         made = self._made[metric.name] = Tallies(metric)
-        self._registry.register(made)
+        self._registry.register(TalliesCollector(made))
         return made
 
     def collect_from(self, read: Callable[[], Iterable[MetricFamily]]) -> None:

@@ -33,7 +33,7 @@ class Tally:
         return list(accumulate(self._counts)), self._sum
 
 
-class Tallies(dict[str, Tally], Collector):
+class Tallies(dict[str, Tally]):
     """A histogram with one label: a `Tally` by the label's value, made when it is first asked for.
 
     Raises:
@@ -44,15 +44,20 @@ class Tallies(dict[str, Tally], Collector):
         super().__init__()
         if metric.kind is not Kind.HISTOGRAM or len(metric.labels) != 1:
             raise ValueError(f"metric {metric.name!r} is no histogram with one label")
-        self._metric = metric
-        self._bounds = tuple(map(float, metric.buckets))
-        self._names = [str(bound) for bound in self._bounds] + ["+Inf"]
+        self.metric = metric
+        self.bounds = tuple(map(float, metric.buckets))
 
     def __missing__(self, label: str) -> Tally:
-        tally = self[label] = Tally(self._bounds)
+        tally = self[label] = Tally(self.bounds)
         return tally
 
-    __hash__ = object.__hash__  # type: ignore[assignment] # the library keeps collectors in a dict
+
+class TalliesCollector(Collector):
+    """Shows them to `prometheus_client`."""
+
+    def __init__(self, tallies: Tallies) -> None:
+        self._tallies = tallies
+        self._names = [str(bound) for bound in tallies.bounds] + ["+Inf"]
 
     def describe(self) -> Sequence[PromFamily]:
         """Nothing: the names are checked where metrics are defined."""
@@ -60,8 +65,9 @@ class Tallies(dict[str, Tally], Collector):
 
     def collect(self) -> Iterator[PromFamily]:
         """The family as it is now."""
-        family = HistogramMetricFamily(self._metric.name, self._metric.help, labels=self._metric.labels)
-        for label, tally in list(self.items()):
+        metric = self._tallies.metric
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for label, tally in list(self._tallies.items()):
             counts, total = tally.read()
             family.add_metric([label], buckets=list(zip(self._names, counts, strict=True)), sum_value=total)
         yield family
