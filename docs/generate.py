@@ -11,9 +11,12 @@ from typing import Any
 
 import kvhearth.metrics
 from kvhearth.metrics import all_metrics
+from kvhearth.router.reload import NEEDS_RESTART
+from kvhearth.router.settings import PANELS, TABLE
+from kvhearth.settings import markdown_table
 from kvhearth.stack import stack_schema
 from kvhearth.store.server.commands import COMMANDS
-from kvhearth.store.server.settings import markdown_table
+from kvhearth.store.server.settings import SETTINGS
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `make docs`; edit the code instead. -->\n"
@@ -52,13 +55,39 @@ def stack_page() -> str:
 
 def store_page() -> str:
     """Every setting of `kvhearth store serve`, and every command that the store answers."""
-    lines = [NOTE, "# The store: settings and commands\n", "## Settings\n", markdown_table(), "## Commands\n"]
+    lines = [NOTE, "# The store: settings and commands\n", "## Settings\n", markdown_table(SETTINGS), "## Commands\n"]
     lines += ["| command | arguments | right | what it does |", "| --- | --- | --- | --- |"]
     for command in sorted(COMMANDS.values(), key=lambda command: command.name):
         least = abs(command.arity) - 1
         arguments = f"{least}" if command.arity >= 0 else f"{least} or more"
         lines.append(f"| `{command.name.upper()}` | {arguments} | {command.right or 'any'} | {command.summary} |")
     return "\n".join(lines) + "\n"
+
+
+def router_page() -> str:
+    """Every setting of `kvhearth router serve`, group by group."""
+    lines = [
+        NOTE,
+        "# The router: settings\n",
+        "A flag wins over the environment, and that over the YAML file of `--config` or "
+        f"`{TABLE.config_variable}`. `group.name` is `name` below `group` in the file. `kvhearth router check` prints "
+        "what is in force. The file is read again when it changes, and on SIGHUP; a change of a setting marked "
+        "*restart* is refused until the router is started again.\n",
+        "Several values are a list in the file, a repeated flag, or texts with commas between them in the environment. "
+        "What is said of an engine is in the file said with it: "
+        "`engines: [{name: a, url: http://host:8000, role: prefill, data_parallel: 8, kv_events: tcp://host:5557, "
+        "kv_replay: tcp://host:5558, kv_snapshot: host:9100}]`, or just `engines: [http://host:8000]`.\n",
+    ]
+    for group, title in PANELS.items():
+        settings = [
+            setting._replace(help=f"{setting.help} *restart*")
+            if {setting.name, setting.name.removesuffix("_file")} & NEEDS_RESTART
+            else setting
+            for setting in TABLE.settings
+            if setting.group == group
+        ]
+        lines += [f"## {title}\n", markdown_table(settings)]
+    return "\n".join(lines)
 
 
 def _type(spec: dict[str, Any]) -> str:
@@ -80,7 +109,7 @@ def _default(spec: dict[str, Any]) -> str:
     return "see its section" if isinstance(default, dict) else f"`{default}`"
 
 
-PAGES = {"metrics.md": metrics_page, "stack.md": stack_page, "store.md": store_page}
+PAGES = {"metrics.md": metrics_page, "router.md": router_page, "stack.md": stack_page, "store.md": store_page}
 
 
 def main() -> int:

@@ -273,10 +273,18 @@ class RunningRouter:
         return f"http://127.0.0.1:{self.port}"
 
     def metrics(self) -> dict:
-        wire = self.wire()
-        text = wire.get("/metrics")[2].decode()
-        wire.close()
-        return parse_exposition(text)
+        return parse_exposition(self.lab.router_loop.run(self._expose()).decode())
+
+    async def _expose(self) -> bytes:
+        return self.inner.registry.expose()
+
+    def call(self, what: Callable, *arguments, **more):
+        """What ``what`` returns, called within the router's own thread."""
+
+        async def call():
+            return what(*arguments, **more)
+
+        return self.lab.router_loop.run(call())
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples with these labels."""

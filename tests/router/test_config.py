@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvhearth.errors import UserError
 from kvhearth.router.config import (
+    Disaggregation,
+    Discovery,
     EventSource,
     HealthChecks,
     KvSettings,
     Limits,
+    Queueing,
+    Resilience,
     RouterConfig,
     Timeouts,
+    Tls,
     parse_engine_url,
     parse_listen,
 )
@@ -28,7 +35,7 @@ EVENTS = EventSource("tcp://127.0.0.1:5557")
         ({"engines": [ENGINE, ENGINE]}, "engines: 'e0' is there twice"),
         ({"engines": [("a b", ENGINE[1])]}, "engines: 'a b' cannot name an engine"),
         ({"engines": [("a\r\nX: y", ENGINE[1])]}, "cannot name an engine"),
-        ({"engines": [("e", "https://h:1")]}, "engine e: 'https://h:1' is not an http URL"),
+        ({"engines": [("e", "ftp://h:1")]}, "engine e: 'ftp://h:1' is not an http URL"),
         ({"engines": [("e", "127.0.0.1:1")]}, "engine e: "),
         ({"engines": [("e", "http://h:99999")]}, "engine e: 'http://h:99999' is not a URL"),
         ({"engines": [("e", "http://h:1/v1")]}, "has more than host and port; use http://host:port"),
@@ -42,17 +49,49 @@ EVENTS = EventSource("tcp://127.0.0.1:5557")
         ({"decisions_kept": 0}, "decisions kept: 0; use 1 up to 10000"),
         ({"kv": KvSettings(events={"e1": EVENTS})}, "kv events: there is no engine 'e1'; name one of e0"),
         ({"listen_port": 70000}, "listen: port 70000 does not exist"),
-        ({"limits": Limits(max_body_bytes=0)}, "limits.max_body_bytes: 0 is not positive"),
-        ({"timeouts": Timeouts(idle_seconds=-1)}, "timeouts.idle_seconds: -1 is not positive"),
-        ({"health": HealthChecks(interval_seconds=0)}, "health.interval_seconds: 0 is not positive"),
+        ({"roles": {"e1": "decode"}}, "role: there is no engine 'e1'; name one of e0"),
+        ({"roles": {"e0": "cook"}}, "role, e0: 'cook' is no role; use one of both, prefill, decode"),
         ({"api_key": ""}, "api_key: the key is empty"),
         ({"api_key": "a\nb"}, "api_key: "),
+        ({"api_key": "k", "tenants_file": Path("t")}, "tenants_file: one key for all, and tenants with keys"),
+        ({"admin_listen": "0.0.0.0:1"}, "admin_listen: 0.0.0.0 is reachable from other machines"),
+        ({"admin_listen": "x"}, "listen: 'x' is not an address"),
     ],
 )
 def test_bad_values_are_named(options, said):
     with pytest.raises(UserError) as caught:
         RouterConfig(**{"engines": [ENGINE], **options})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "said"),
+    [
+        (Limits, {"max_body_bytes": 0}, "limits.max_body_bytes: 0 is not positive"),
+        (Timeouts, {"idle_seconds": -1}, "timeouts.idle_seconds: -1 is not positive"),
+        (HealthChecks, {"interval_seconds": 0}, "health.interval_seconds: 0 is not positive"),
+        (Queueing, {"max_waiting_requests": 0}, "queue.max_waiting_requests: 0 is not positive"),
+        (Queueing, {"wait_seconds": -1}, "queue.wait_seconds: -1 is negative"),
+        (Resilience, {"retry_share": 1.5}, "resilience.retry_share: 1.5 is more than all; use up to 1"),
+        (Discovery, {"dns": "vllm"}, "discovery.dns: 'vllm' is not name:port"),
+        (Disaggregation, {"transfer": "post"}, "disaggregation.transfer: 'post' is unknown; use one of store, nixl"),
+        (Tls, {"cert_file": Path("c")}, "tls.key_file: a certificate needs its key"),
+    ],
+)
+def test_bad_values_of_a_group_are_named(group, values, said):
+    with pytest.raises(UserError) as caught:
+        group(**values)
+    assert said in str(caught.value)
+
+
+def test_engines_may_be_left_to_discovery():
+    RouterConfig(discovery=Discovery(dns="vllm:8000"))
+    assert RouterConfig(discovery=Discovery(dns="vllm:8000", kv_events_port=5557)).policy_name == "kv-aware"
+
+
+def test_engines_get_the_key_of_all_or_with_tenants_their_own():
+    assert RouterConfig(engines=[ENGINE], api_key="k").key_for_engines == "k"
+    assert RouterConfig(engines=[ENGINE], tenants_file=Path("t"), engine_key="e").key_for_engines == "e"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
@@ -78,6 +117,7 @@ def test_addresses():
         with pytest.raises(UserError, match="listen: "):
             parse_listen(bad)
     assert parse_engine_url("http://h", where="e") == ("h", 80)
+    assert parse_engine_url("https://h", where="e") == ("h", 443)
     assert parse_engine_url("http://[::1]:9/", where="e") == ("::1", 9)
 
 
@@ -110,7 +150,7 @@ def test_the_snapshots_token_is_not_shown():
         ({"events": {"e0": EventSource("")}}, "kv events, e0: no address; use tcp://host:port"),
         ({"events": {"e0": EventSource("tcp://h:1", snapshot="h")}}, "kv events, e0: 'h' is not host:port"),
         ({"index_bytes": 0}, "kv.index_bytes: 0 is not positive"),
-        ({"block_tokens": -1}, "kv.block_tokens: -1 tokens"),
+        ({"block_tokens": -1}, "kv.block_tokens: -1 is negative"),
         ({"gpu": "H100"}, "cost model: gpu without model"),
     ],
 )

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from kvhearth.router.config import HealthChecks, Limits, Timeouts
+from kvhearth.router.config import HealthChecks, Limits, Queueing, Timeouts
 
 FAST = Timeouts(connect_seconds=0.3, first_byte_seconds=0.3, idle_seconds=0.3, sweep_seconds=0.02, drain_seconds=0.2)
 NO_CHECKS = HealthChecks(interval_seconds=1000)
@@ -469,10 +469,10 @@ def test_idle_connections_are_bounded_and_closed_before_the_engine_would(lab):
     assert not only.idle
 
 
-def test_an_engine_at_its_limit_is_not_picked(lab):
+def test_an_engine_at_its_limit_is_not_picked_and_nobody_waits_where_that_is_not_wanted(lab):
     engine = lab.engine()
     engine.behave = lab.gated(lab.reply())
-    router = lab.router(engine, limits=Limits(max_requests_per_engine=2))
+    router = lab.router(engine, limits=Limits(max_requests_per_engine=2), queue=Queueing(wait_seconds=0))
     wires = [router.wire() for _ in range(3)]
     for wire in wires[:2]:
         wire.prompt()

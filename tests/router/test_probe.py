@@ -7,25 +7,37 @@ import contextlib
 import dataclasses
 import errno
 import json
+from unittest.mock import Mock
 
 import pytest
 
-from kvhearth.router.config import HealthChecks
-from kvhearth.router.engines import Engine, Fleet
+from kvhearth.router.config import HealthChecks, Limits, Resilience
+from kvhearth.router.discovery.member import Member
+from kvhearth.router.engines import Fleet
 from kvhearth.router.probe import LoadProbe, Probe, ProbeFailed, read_load
 
 CHECKS = HealthChecks(interval_seconds=1000, deadline_seconds=0.2, failures_to_down=3, models_every=2)
 
 
+def fleet_of(url: str, ranks: int = 1, watcher: Mock | None = None) -> Fleet:
+    fleet = Fleet(Limits(), Resilience(), watcher or Mock())
+    fleet.update([Member("e0", url, ranks)])
+    return fleet
+
+
 class Watched:
-    """One engine, its probe, and what the policy was told."""
+    """One engine, its probe, and what the router was told."""
 
     def __init__(self, lab, engine, checks: HealthChecks = CHECKS) -> None:
         self.lab = lab
-        self.gone: list[str] = []
-        self.fleet = Fleet([("e0", engine.url)], self.gone.append)
+        self.told = Mock()
+        self.fleet = fleet_of(engine.url, watcher=self.told)
         self.engine = self.fleet.engines[0]
         self.probe = Probe(self.engine, self.fleet, checks, None)
+
+    @property
+    def gone(self) -> list[str]:
+        return [call.args[0].name for call in self.told.target_lost.call_args_list]
 
     def check(self) -> bool:
         self.lab.engines_loop.run(self.probe.check())
@@ -111,7 +123,7 @@ def test_an_answer_without_end_is_given_up(lab):
     async def read():
         server = await asyncio.start_server(endless, "127.0.0.1", 0)
         async with server:
-            fleet = Fleet([("e0", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")], lambda name: None)
+            fleet = fleet_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
             checks = dataclasses.replace(CHECKS, deadline_seconds=8)
             with pytest.raises(ProbeFailed, match="answer above"):
                 await Probe(fleet.engines[0], fleet, checks, None)._get(b"/health")
@@ -150,9 +162,9 @@ def test_load_is_read_for_each_rank():
 def test_an_engines_own_load_is_seen_until_it_tells_no_more(lab, ranks):
     scripted = lab.engine()
     scripted.page = PAGE
-    engine = Engine("e0", scripted.url, ranks)
-    failed = []
-    probe = LoadProbe(engine, CHECKS, None, failed.append)
+    fleet = fleet_of(scripted.url, ranks)
+    [engine], failed = fleet.engines, []
+    probe = LoadProbe(engine, fleet, CHECKS, None, 8, failed.append)
     lab.engines_loop.run(probe.read())
     views = [target.view() for target in engine.targets]
     assert [(view.running, view.waiting) for view in views] == ([(8, 12)] if ranks == 1 else [(3, 2), (5, 10)])
@@ -162,6 +174,17 @@ def test_an_engines_own_load_is_seen_until_it_tells_no_more(lab, ranks):
         lab.engines_loop.run(probe.read())
     assert failed == ["e0"] * CHECKS.failures_to_down
     assert [target.view().running for target in engine.targets] == [0] * ranks
+
+
+def test_an_engine_that_reports_a_queue_counts_as_full(lab):
+    scripted = lab.engine()
+    scripted.page = PAGE
+    fleet = fleet_of(scripted.url)
+    [engine] = fleet.engines
+    for _ in range(20):
+        engine.targets[0].load(1, 0)
+    lab.engines_loop.run(LoadProbe(engine, fleet, CHECKS, None, 8, print).read())
+    assert engine.capacity.most == 16, "twelve wait there, and eight may"
 
 
 def test_an_engine_is_looked_at_again_after_a_look_that_failed(lab, monkeypatch, caplog):
@@ -183,7 +206,7 @@ def test_a_router_out_of_descriptors_takes_no_engine_for_dead(lab, monkeypatch, 
     watched = Watched(lab, lab.engine())
     assert watched.check()
 
-    async def fail(*address):
+    async def fail(*address, ssl):
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as exhausted:

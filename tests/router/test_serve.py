@@ -39,6 +39,21 @@ def test_it_says_when_it_is_ready_serves_and_stops_cleanly(lab, number):
             process.kill()
 
 
+def test_it_serves_what_a_file_says(lab, tmp_path):
+    engine = lab.engine()
+    path = tmp_path / "router.yaml"
+    path.write_text(f"listen: 127.0.0.1:0\npolicy: round-robin\nengines: [{{name: mine, url: '{engine.url}'}}]\n")
+    arguments = ["--config", str(path), "--policy", "least-loaded"]
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            assert line.endswith(", policy least-loaded, 1 engine(s)\n"), line
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+
+
 def test_bad_input_is_a_user_error():
     for arguments, said in (
         (["--engine", "nonsense"], "engine nonsense"),

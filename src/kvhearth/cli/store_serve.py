@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from kvhearth.cli import console
+from kvhearth.cli import console, setting_flags
 from kvhearth.store.server.config import StoreConfig
 from kvhearth.store.server.server import StoreServer
-from kvhearth.store.server.settings import CONFIG_VARIABLE, SETTINGS, Setting, read_settings
+from kvhearth.store.server.settings import TABLE, read_settings
 from kvhearth.units import format_bytes
 
 EXAMPLES = """Every flag can also be set in the environment as KVHEARTH_STORE_<NAME>, or in the file of --config as
@@ -54,27 +53,7 @@ def serve(config: Path | None = None, **flags: Any) -> None:
         server.stop()
 
 
-def _signature() -> inspect.Signature:
-    config = typer.Option("--config", help=f"YAML file of settings; else the environment's {CONFIG_VARIABLE}.")
-    parameters = [_parameter("config", Annotated[Path | None, config])]
-    parameters += [_parameter(setting.name, _option(setting)) for setting in SETTINGS if setting.flag is not None]
-    return inspect.Signature(parameters, return_annotation=None)
-
-
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _option(setting: Setting) -> Any:
-    default = f" Default: {setting.default}." if setting.default not in ("", "none") else ""
-    if setting.kind == "switch":
-        names = f"{setting.flag}/--no-{str(setting.flag).removeprefix('--')}"
-        return Annotated[bool | None, typer.Option(names, help=setting.help + default, show_default=False)]
-    return Annotated[str | None, typer.Option(setting.flag, help=setting.help + default, show_default=False)]
-
-
-# typer reads a function's flags off its signature; written out they would be a second list of the settings.
-serve.__signature__ = _signature()  # type: ignore[attr-defined]
+serve.__signature__ = setting_flags.signature(TABLE)  # type: ignore[attr-defined]
 
 
 def _start(config: StoreConfig, stop: threading.Event) -> StoreServer:

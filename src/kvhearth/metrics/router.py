@@ -157,13 +157,6 @@ REFUSALS = Metric(
     "Requests that the router itself answered with an error, by code.",
     ("code",),
 )
-ENGINES = Metric(
-    "kvhearth_router_engines",
-    Kind.GAUGE,
-    "",
-    "Engines known to the router, by state (healthy or down).",
-    ("state",),
-)
 CONNECTIONS = Metric(
     "kvhearth_router_client_connections",
     Kind.GAUGE,

@@ -141,9 +141,14 @@ def with_model(body: bytes, content_type: bytes, model: str) -> bytes:
     if is_form(content_type):
         span = _multipart_model(body, content_type)
         return body if span is None else body[: span[0]] + model.encode() + body[span[1] :]
-    top = _read(body, _decode_top)
+    top = read_top(body)
     top["model"] = msgspec.Raw(msgspec.json.encode(model))
     return msgspec.json.encode(top)
+
+
+def read_top(body: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a JSON object, their values as they are written; raises as `read_body` does."""
+    return _read(body, _decode_top)
 
 
 _TOO_DEEP = "the body is not JSON that can be read: it is nested too deeply"

@@ -16,6 +16,7 @@ from kvhearth.router.headers import HeaderLines
 if TYPE_CHECKING:
     from kvhearth.router.exchange import Exchange
     from kvhearth.router.router import Router
+    from kvhearth.router.tenants import Tenant
 
 NEVER = float("inf")
 MAX_PIPELINED = 8
@@ -42,6 +43,7 @@ class Request:
         "session",
         "streams",
         "target",
+        "tenant",
     )
 
     def __init__(self) -> None:
@@ -57,6 +59,7 @@ class Request:
         self.session = b""
         self.streams = False
         self.body = b""
+        self.tenant: Tenant | None = None
         self.refusal: replies.Reply | None = None
 
     def head_for(self, host: bytes, rank: int | None) -> bytes:
@@ -165,7 +168,7 @@ class ClientConnection(asyncio.Protocol):
             request.method,
             request.target,
             version,
-            request.forwarded,
+            headers.forwarded(),
             b"".join(lines),
         )
 

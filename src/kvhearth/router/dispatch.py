@@ -1,11 +1,13 @@
-"""From a client's request to the engine that is to answer it: reads the body and asks the policy. Sends nothing."""
+"""From a client's request to the engine that is to answer it: reads the body, asks the policy, and has requests wait
+while every engine is full. Sends nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvhearth.router import replies
@@ -22,6 +24,8 @@ from kvhearth.router.body import (
 from kvhearth.router.decisions import Choice, DecisionLog
 from kvhearth.router.exchange import Exchange
 from kvhearth.router.replies import Refused
+from kvhearth.router.rewrite import CLIENT_MAY_NOT_SET, rewrite
+from kvhearth.router.waiting import Ticket
 from kvhearth.routing.hashing import BYTES_PER_TOKEN, DEFAULT_PIECE_BYTES, content_seed, prefix_hashes
 from kvhearth.routing.policies.kv_aware import NO_HITS
 from kvhearth.routing.policies.least_loaded import LeastLoaded
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from kvhearth.router.engines import Engine, Target
     from kvhearth.router.kv import KvRouting
     from kvhearth.router.router import Router
+    from kvhearth.router.tenants import Tenant
     from kvhearth.router.tokens import TokenIds
 
 log = logging.getLogger(__name__)
@@ -43,6 +48,8 @@ UNPROMPTED = frozenset({b"/tokenize", b"/detokenize", b"/v1/messages/count_token
 PREFILL_PATIENCE = 2.0
 """Times the prediction after which the prompt of an answer that is not streamed, and shows no first token, is done."""
 
+MOST_RETRY_AFTER_SECONDS = 60
+
 PIECE_TOKENS = DEFAULT_PIECE_BYTES // BYTES_PER_TOKEN
 
 
@@ -52,17 +59,13 @@ class Dispatcher:
     Args:
         policy: what picks.
         kv: token ids and the index behind policy kv-aware; None for the policies that need neither.
-        aliases: further names of models.
         decisions: keeps what was decided.
     """
 
-    def __init__(
-        self, router: Router, policy: Policy, kv: KvRouting | None, aliases: Mapping[str, str], decisions: DecisionLog
-    ) -> None:
+    def __init__(self, router: Router, policy: Policy, kv: KvRouting | None, decisions: DecisionLog) -> None:
         self._router = router
         self._policy = policy
         self._kv = kv
-        self._aliases = aliases
         self._decisions = decisions
         self._by_text = policy.name == Prefix.name or kv is not None
         self._least_loaded = LeastLoaded()
@@ -74,26 +77,29 @@ class Dispatcher:
         router = self._router
         if len(router.exchanges) >= router.limits.max_requests_in_flight:
             raise Refused(replies.error(503, "too many requests in flight", "overloaded", retry_after_seconds=1))
+        router.retries.request()
         started = time.perf_counter()
         try:
+            self._rewrite(request)
             if self._kv is not None and request.path not in UNPROMPTED and not is_form(request.content_type):
                 return self._forward_by_tokens(client, request, self._kv, started)
             routable = read_body(request.body, request.content_type)
         except BadBody as bad:
             raise _bad(bad) from None
         model = self._model(routable.model, request)
-        serving = self._serving(model)
+        self._serving(model, request)
         route = self._route(model, routable, request)
-        choice = self._choose(route, request, serving, started)
-        if choice is None:
-            raise self._nobody(model, serving)
-        return self._begin(client, request, route, choice)
+        return self._place(None, client, request, route, started)
 
-    def pick_other(self, route: RouteRequest, request: Request, *, excluding: Engine) -> Choice | None:
-        """Another engine for a request whose first one failed; None when there is none."""
+    def pick_other(self, route: RouteRequest, request: Request, *, excluding: Collection[Engine]) -> Choice | None:
+        """Another engine for a request whose first ones failed; None when there is none."""
         serving = self._router.fleet.serving(route.model) or ()
-        others = [target for target in serving if target.engine is not excluding]
+        others = [target for target in serving if target.engine not in excluding]
         return self._choose(route, request, others, time.perf_counter())
+
+    def pick_prefiller(self, route: RouteRequest, request: Request) -> Choice | None:
+        """An engine of role prefill for a prompt; None when none has room."""
+        return self._choose(route, request, self._router.fleet.prefilling(route.model), time.perf_counter())
 
     def observed(self, route: RouteRequest, choice: Choice, seconds: float) -> None:
         """The first token of a stream has come that long after its request was sent."""
@@ -101,11 +107,101 @@ class Dispatcher:
         if self._kv is not None:
             self._kv.policy.predictor.observe(choice.view, route.prompt_tokens, choice.decision.hits, seconds)
 
-    def _begin(self, client: ClientConnection, request: Request, route: RouteRequest, choice: Choice) -> Exchange:
-        exchange = Exchange(self._router, client, request, route)
-        self._router.exchanges.add(exchange)
-        exchange.start(route, choice)
+    def seat(self) -> None:
+        """Give those who wait the engines that have room, in their order."""
+        waiting, fleet = self._router.waiting, self._router.fleet
+        for model in waiting.models():
+            while (ticket := waiting.next(model)) is not None:
+                exchange: Exchange = ticket.owner
+                serving = fleet.serving(model) or ()
+                choice = self._choose(exchange.route, exchange.request, serving, time.perf_counter())
+                if choice is None:
+                    waiting.put_back(ticket)
+                    break
+                self._start(exchange, exchange.route, choice)
+
+    def too_late(self, now: float) -> None:
+        """Answer those who have waited in vain."""
+        for ticket in self._router.waiting.expired(now):
+            self._router.instruments.queued("expired")
+            ticket.owner.refuse(self._full(ticket.model).reply)
+
+    # One place, now or later
+
+    def _place(
+        self, exchange: Exchange | None, client: ClientConnection, request: Request, route: RouteRequest, started: float
+    ) -> Exchange:
+        """Send a request to an engine, or have it wait for one; raises Refused.
+
+        Args:
+            exchange: what is to become of it, where there is one already.
+        """
+        tenant = request.tenant
+        if tenant is not None:
+            self._admit(tenant, route)
+        try:
+            choice = ticket = None
+            if not self._router.waiting.waiting_for(route.model):
+                serving = self._router.fleet.serving(route.model) or ()
+                choice = self._choose(route, request, serving, started)
+            if choice is None:
+                ticket = self._ticket(route, tenant)
+        except Refused:
+            if tenant is not None:
+                tenant.ended(self._router.now(), 0)
+            raise
+        if exchange is None:
+            exchange = Exchange(self._router, client, request, route)
+            self._router.exchanges.add(exchange)
+        if tenant is not None:
+            exchange.charge(tenant)
+        if choice is not None:
+            self._start(exchange, route, choice)
+        elif ticket is not None:
+            ticket.owner = exchange
+            exchange.queue(route, ticket)
+            self._router.room_made()  # behind others, perhaps, but not for nothing
         return exchange
+
+    def _start(self, exchange: Exchange, route: RouteRequest, choice: Choice) -> None:
+        router = self._router
+        router.served(exchange.request.tenant, route)
+        if router.prefill.wanted(exchange.request, route, choice):
+            exchange.take(route, choice)
+            exchange.wait_for(router.prefill.run(exchange, route))
+        else:
+            exchange.start(route, choice)
+
+    def _admit(self, tenant: Tenant, route: RouteRequest) -> None:
+        refusal = tenant.admit(self._router.now(), route.prompt_tokens)
+        if refusal is not None:
+            raise Refused(refusal, route.model)
+
+    def _ticket(self, route: RouteRequest, tenant: Tenant | None) -> Ticket:
+        """A place in the waiting room; raises Refused where there is none, or nobody to wait for."""
+        router, settings = self._router, self._router.queue
+        if not router.fleet.serving(route.model):
+            raise self._nobody(route.model)
+        if not settings.wait_seconds:
+            raise self._full(route.model)
+        name, priority, weight, most = "", 0, 1.0, settings.max_waiting_of_tenant
+        if tenant is None:
+            most = settings.max_waiting_requests + 1  # there is but one: the room bounds it
+        else:
+            name, priority, weight, most = tenant.name, tenant.priority, tenant.weight, tenant.max_waiting or most
+        deadline = router.now() + settings.wait_seconds
+        ticket = Ticket(None, route.model, name, priority, weight, max(1, route.prompt_tokens), deadline)
+        full = router.waiting.add(ticket, most)
+        for displaced in router.waiting.displaced():
+            router.instruments.queued("displaced")
+            displaced.owner.refuse(self._too_many(route.model))
+        if full:
+            router.instruments.queued(full)
+        if full == "tenant_full":
+            raise Refused(self._too_many(route.model), route.model)
+        if full:
+            raise self._full(route.model)
+        return ticket
 
     # With token ids
 
@@ -116,36 +212,31 @@ class Dispatcher:
             raise BadBody("Expected `str | null` - at `model`", "model")
         request.streams = fields.get("stream") is True
         model = self._model(named, request)
-        serving = self._serving(model)
+        self._serving(model, request)
         found = kv.tokens_of(request.path, fields, model)
         if not isinstance(found, asyncio.Future):
             route = self._keyed(kv, model, fields, request, found)
-            choice = self._choose(route, request, serving, started)
-            if choice is None:
-                raise self._nobody(model, serving)
-            return self._begin(client, request, route, choice)
+            return self._place(None, client, request, route, started)
         exchange = Exchange(self._router, client, request, RouteRequest(model, (), 0))
         self._router.exchanges.add(exchange)
-        exchange.wait_for(self._when_found(exchange, kv, fields, model, request, found))
+        exchange.wait_for(self._when_found(exchange, client, kv, fields, model, found))
         return exchange
 
     async def _when_found(
         self,
         exchange: Exchange,
+        client: ClientConnection,
         kv: KvRouting,
         fields: dict[str, Any],
         model: str,
-        request: Request,
         found: asyncio.Future[TokenIds],
     ) -> None:
+        request = exchange.request
         try:
             ids = await kv.within_deadline(found)
             started = time.perf_counter()
             route = self._keyed(kv, model, fields, request, ids)
-            serving = self._router.fleet.serving(model) or []  # as it is now
-            choice = self._choose(route, request, serving, started)
-            if choice is None:
-                raise self._nobody(model, serving)
+            self._place(exchange, client, request, route, started)
         except BadBody as bad:
             exchange.refuse(_bad(bad).reply)
         except Refused as refused:
@@ -153,8 +244,6 @@ class Dispatcher:
         except Exception:
             log.exception("a request to %s could not be routed", request.path[:100].decode("latin-1"))
             exchange.refuse(replies.failed())
-        else:
-            exchange.start(route, choice)
 
     def _keyed(
         self, kv: KvRouting, model: str, fields: dict[str, Any], request: Request, found: TokenIds
@@ -181,7 +270,7 @@ class Dispatcher:
                 message = "name the model, for there is more than one"
                 raise Refused(replies.error(400, message, "model_missing", param="model"))
             return models[0] if models else ""
-        model = self._aliases.get(named)
+        model = self._router.config.aliases.get(named)
         if model is None:
             return named
         before = len(request.body)
@@ -192,20 +281,40 @@ class Dispatcher:
         self._router.buffered_bytes += len(request.body) - before
         return model
 
-    def _serving(self, model: str) -> list[Target]:
-        fleet = self._router.fleet
-        serving = fleet.serving(model)
-        if serving is not None:
-            return serving
-        if fleet.fully_known():
-            raise Refused(replies.error(404, f"the model {model!r} does not exist", "model_not_found", param="model"))
-        return []
+    def _rewrite(self, request: Request) -> None:
+        """Take out what a tenant may not say of itself, and put in what keeps its KV apart."""
+        tenant = request.tenant
+        if tenant is None or is_form(request.content_type):
+            return
+        before = len(request.body)
+        put = {"cache_salt": tenant.salt} if tenant.salt and request.path not in UNPROMPTED else {}
+        request.body = rewrite(request.body, drop=CLIENT_MAY_NOT_SET, put=put)
+        self._router.buffered_bytes += len(request.body) - before
 
-    def _nobody(self, model: str, serving: Sequence[Target]) -> Refused:
-        code = "overloaded" if serving else "no_healthy_engine"
-        message = "every engine with this model is full" if serving else "no healthy engine has this model"
+    def _serving(self, model: str, request: Request) -> None:
+        """Raises Refused for a model that does not exist, or not for this tenant."""
+        fleet, tenant = self._router.fleet, request.tenant
+        unknown = fleet.serving(model) is None and fleet.fully_known()
+        if unknown or (tenant is not None and not tenant.may_use(model)):
+            raise Refused(replies.error(404, f"the model {model!r} does not exist", "model_not_found", param="model"))
+
+    def _nobody(self, model: str) -> Refused:
         label = model if self._router.fleet.serving(model) is not None else ""
-        return Refused(replies.error(503, message, code, retry_after_seconds=1), label)
+        message = "no healthy engine has this model"
+        return Refused(replies.error(503, message, "no_healthy_engine", retry_after_seconds=1), label)
+
+    def _full(self, model: str) -> Refused:
+        wait = self._retry_after(model)
+        message = "every engine with this model is full"
+        return Refused(replies.error(503, message, "overloaded", retry_after_seconds=wait), model)
+
+    def _too_many(self, model: str) -> replies.Reply:
+        wait = self._retry_after(model)
+        return replies.error(429, "too many of your requests wait already", "queue_full", retry_after_seconds=wait)
+
+    def _retry_after(self, model: str) -> int:
+        wait = min(float(self._router.waiting.estimated_wait_seconds(model)), MOST_RETRY_AFTER_SECONDS)
+        return max(1, round(wait))
 
     def _route(self, model: str, routable: Routable, request: Request) -> RouteRequest:
         hashes: Sequence[int] = ()
@@ -217,8 +326,9 @@ class Dispatcher:
     def _choose(
         self, route: RouteRequest, request: Request, targets: Sequence[Target], started: float
     ) -> Choice | None:
-        most = self._router.limits.max_requests_per_engine
-        views: list[EngineView] = [target.view() for target in targets if target.engine.requests_in_flight < most]
+        views: list[EngineView] = [
+            target.view() for target in targets if target.engine.requests_in_flight < target.engine.capacity.most
+        ]
         policy = self._least_loaded if request.path in UNPROMPTED else self._policy
         decision = policy.pick(route, views)
         if decision.engine is None:

@@ -14,19 +14,27 @@ from kvhearth.routing.ports import RouteRequest
 if TYPE_CHECKING:
     from kvhearth.router.client import ClientConnection, Request
     from kvhearth.router.decisions import Choice
-    from kvhearth.router.engines import Target
+    from kvhearth.router.engines import Engine, Target
     from kvhearth.router.router import Router
+    from kvhearth.router.tenants import Tenant
+    from kvhearth.router.waiting import Ticket
 
 NEVER = float("inf")
 CLIENT_GONE = 499
 CUT = 0
+
+TRIED_AGAIN = frozenset({502, 503})
+"""Statuses with which an engine, or what stands before it, says that it did nothing with a request."""
+
+NOT_THE_ENGINE = frozenset({"client_stalled", "engine_down"})
+"""Reasons of failure that its breaker does not count: the client's, and what health checks have seen already."""
 
 
 class Exchange:
     """A request that an engine is to answer.
 
     It ends exactly once: finished, answered with an error, cut, or cancelled because the client left. Until then it is
-    in ``router.exchanges`` and, while an attempt runs, in its engine's load.
+    in ``router.exchanges`` and, while it has a target, in that one's load; before that it may wait for one.
     """
 
     __slots__ = (
@@ -43,7 +51,6 @@ class Exchange:
         "_pieces_seen",
         "_prefill_tokens",
         "_request",
-        "_rerouted",
         "_route",
         "_router",
         "_sent_at",
@@ -53,6 +60,10 @@ class Exchange:
         "_streamed",
         "_target",
         "_task",
+        "_tenant",
+        "_ticket",
+        "_tokens",
+        "_tried",
         "_upstream",
         "deadline",
         "keep_alive",
@@ -69,8 +80,10 @@ class Exchange:
         self._target: Target | None = None
         self._upstream: UpstreamConnection | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ticket: Ticket | None = None
+        self._tenant: Tenant | None = None
         self._fresh_tried = False
-        self._rerouted = False
+        self._tried: list[Engine] = []
         self._stage = "connect"
         self._status = 0
         self._head = b""
@@ -79,6 +92,7 @@ class Exchange:
         self._framed = True
         self._streamed = False
         self._pieces_seen = 0
+        self._tokens = 0
         self._before = self._last = b""
         self._sent_at = self._started
         self._first_at = 0.0
@@ -91,20 +105,53 @@ class Exchange:
     def request(self) -> Request:
         return self._request
 
+    @property
+    def route(self) -> RouteRequest:
+        return self._route
+
+    @property
+    def _engine_name(self) -> str:
+        return self._choice.target.name if self._choice is not None else ""
+
+    def charge(self, tenant: Tenant) -> None:
+        """The tenant has been charged for it, and is to be told of its end."""
+        self._tenant = tenant
+
     def wait_for(self, routed: Coroutine[None, None, None]) -> None:
-        """``routed`` will call `start` or `refuse`, when what routing needs is there; it ends by itself."""
+        """``routed`` will call `start`, `queue` or `refuse`, when what routing needs is there; it ends by itself."""
         self._task = self._router.loop.create_task(routed)
+
+    def queue(self, route: RouteRequest, ticket: Ticket) -> None:
+        """It has a place in the waiting room; `start` or `refuse` is called when its turn has come, or will not."""
+        self._task = None
+        self._route = route
+        self._ticket = ticket
 
     def start(self, route: RouteRequest, choice: Choice) -> None:
         """Send the request to the target chosen; called again for a retry on another one."""
+        self.take(route, choice)
+        self.send()
+
+    def take(self, route: RouteRequest, choice: Choice) -> None:
+        """The target chosen is its own from now on, and counts it as load; `send` is to follow."""
         self._task = None
+        if self._ticket is not None:
+            self._ticket = None
+            self._router.instruments.seated(route.model, self._router.now() - self._started)
         self._route = route
         self._choice = choice
         target = self._target = choice.target
+        self._tried.append(target.engine)
         self._prefill_tokens = choice.prefill_tokens
         target.load(route.prompt_tokens, choice.prefill_tokens)
         if choice.prefill_seconds:
             self.prefill_ends = self._router.now() + choice.prefill_seconds
+
+    def send(self) -> None:
+        """Send the request to its target, over a connection that is open or one that must be opened."""
+        self._task = None
+        target = self._target
+        assert target is not None  # noqa: S101 - set by take, for the type checker
         engine = target.engine
         while engine.idle:
             connection = engine.idle.pop()
@@ -116,6 +163,7 @@ class Exchange:
     def refuse(self, reply: replies.Reply) -> None:
         """There is no engine for it."""
         self._task = None
+        self._ticket = None
         self._answer(reply)
 
     def prefilled(self) -> None:
@@ -134,7 +182,7 @@ class Exchange:
         router, engine = self._router, target.engine
         connection = UpstreamConnection(engine, router.limits.max_head_bytes, router.limits.max_idle_per_engine)
         try:
-            await router.loop.create_connection(lambda: connection, engine.host, engine.port)
+            await router.loop.create_connection(lambda: connection, engine.host, engine.port, ssl=engine.ssl)
         except asyncio.CancelledError:
             connection.abort()  # it may have opened just now
             raise
@@ -162,7 +210,11 @@ class Exchange:
 
     def on_head(self, status: int, reason: bytes, lines: bytes, length: bytes | None, *, has_body: bool) -> None:
         """The response's head is there; the next `flush` writes it."""
-        assert self._choice is not None  # noqa: S101
+        choice = self._choice
+        assert choice is not None  # noqa: S101
+        self._router.fleet.answered(choice.target.engine, status, self._router.now())
+        if status in TRIED_AGAIN and self._turn_to_another(f"status_{status}"):
+            return
         framing = b""
         if length is not None:
             framing = b"content-length: %b\r\n" % length
@@ -185,7 +237,7 @@ class Exchange:
             reason,
             lines,
             replies.SERVER,
-            self._choice.header_lines,
+            choice.header_lines,
             framing,
             connection,
         )
@@ -245,30 +297,50 @@ class Exchange:
             self._router.instruments.retried("stale_connection")
             self._connect(target)
             return
-        self._unload()
         self._router.instruments.upstream_failed(target.name, reason)
+        if reason not in NOT_THE_ENGINE:
+            self._router.fleet.failed(target.engine, self._router.now())
         if self._head_sent:
+            self._unload()
             self._end(CUT, target.name)
             self._client.cut(framed=self._framed)
             return
+        if reason != "first_byte_timeout" and self._turn_to_another(None):
+            return
+        self._unload()
+        self.keep_alive = self._request.keep_alive
+        self._answer(_failure(reason, target.name))
+
+    def _turn_to_another(self, failure: str | None) -> bool:
+        """Send the request to another engine, if there is one and it may be tried again.
+
+        Args:
+            failure: counted as the reason why the present attempt is given up; None where that was done.
+        """
+        router, target = self._router, self._target
+        assert target is not None  # noqa: S101
+        if len(self._tried) >= router.max_attempts or router.retries.saved < 1:
+            return False
+        other = router.dispatcher.pick_other(self._route, self._request, excluding=self._tried)
+        if other is None:
+            return False
+        router.retries.take()
+        if failure is not None:
+            router.instruments.upstream_failed(target.name, failure)
+        router.instruments.retried("other_engine")
+        self._drop_attempt()
         self._head = b""
         self._chunked = False
+        self._framed = True
         self.keep_alive = self._request.keep_alive
-        if reason != "first_byte_timeout" and not self._rerouted:
-            self._rerouted = True
-            other = self._router.dispatcher.pick_other(self._route, self._request, excluding=target.engine)
-            if other is not None:
-                self._router.instruments.retried("other_engine")
-                self.start(self._route, other)
-                return
-        self._answer(_failure(reason, target.name))
+        self.start(self._route, other)
+        return True
 
     # From the client connection and the router
 
-    def target_gone(self, name: str) -> None:
-        """That target does not answer its health checks any more: a first byte is not waited for there."""
-        target = self._target
-        if target is None or target.name != name or self._head_sent or (self._upstream is None and self._task is None):
+    def target_lost(self, target: Target) -> None:
+        """It does not answer its health checks any more: a first byte is not waited for there."""
+        if self._target is not target or self._head_sent or (self._upstream is None and self._task is None):
             return
         self._detach()
         self.upstream_failed("engine_down")
@@ -277,7 +349,7 @@ class Exchange:
         """The client left: stop the engine's work on this at once."""
         self._router.instruments.client_disconnects += 1
         self._drop_attempt()
-        self._end(CLIENT_GONE, self._target.name if self._target else "")
+        self._end(CLIENT_GONE, self._engine_name)
 
     def pause(self) -> None:
         """The client does not keep up: stop reading from the engine."""
@@ -300,7 +372,7 @@ class Exchange:
     def cut(self) -> None:
         """The router stops and cannot wait: drop both sides."""
         self._drop_attempt()
-        self._end(CUT, self._target.name if self._target else "")
+        self._end(CUT, self._engine_name)
         self._client.cut(framed=self._framed)
 
     def _finish(self, now: float) -> None:
@@ -319,11 +391,12 @@ class Exchange:
         usage = read_usage(self._before, self._last) if self._status == 200 else None
         if usage is not None:
             instruments.used(model, usage)
-        if self._streamed:
+            self._tokens = usage.completion
+        elif self._streamed:
             # Without usage the pieces stand for tokens: engines send one or a few tokens in each.
-            gaps = (usage.completion if usage is not None else self._pieces_seen) - 1
-            if gaps > 0:
-                instruments.inter_token(model, (now - self._first_at) / gaps)
+            self._tokens = self._pieces_seen
+        if self._streamed and self._tokens > 1:
+            instruments.inter_token(model, (now - self._first_at) / (self._tokens - 1))
 
     def _answer(self, reply: replies.Reply) -> None:
         self._router.instruments.refused(reply.code)
@@ -335,6 +408,8 @@ class Exchange:
         self.deadline = NEVER
         self._router.drop_body(self._request)
         self._router.ended(self)
+        if self._tenant is not None:
+            self._tenant.ended(self._router.now(), self._tokens or (self._pieces_seen if self._streamed else 0))
         self._router.instruments.answered(self._route.model, engine, status)
 
     def _drop_attempt(self) -> None:
@@ -342,6 +417,10 @@ class Exchange:
         self._unload()
 
     def _detach(self) -> None:
+        if self._ticket is not None:
+            self._router.waiting.remove(self._ticket)
+            self._router.instruments.queued("left")
+            self._ticket = None
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -353,8 +432,10 @@ class Exchange:
         target = self._target
         if target is not None:
             target.unload(self._route.prompt_tokens, self._prefill_tokens)
+            self._target = None
             self._prefill_tokens = 0
             self.prefill_ends = NEVER
+            self._router.room_made()
 
 
 def _failure(reason: str, engine: str) -> replies.Reply:

@@ -67,12 +67,12 @@ class HeaderLines:
         line = self._kept[self._names.index(lower)]
         return line[len(lower) + 2 : -2]
 
-    def forwarded(self) -> bytes:
-        """The lines to forward, without those that ``Connection`` names as meant for this hop only."""
+    def forwarded(self, without: frozenset[bytes] = frozenset()) -> bytes:
+        """The lines to forward, without those that ``Connection`` names as meant for this hop only, and without those
+        of the names given (in lower case)."""
         connection = self.taken.get(b"connection")
-        if connection is None:
+        if connection is not None:
+            without = without.union(token.strip() for token in connection.lower().split(b","))
+        if without.isdisjoint(self._names):
             return b"".join(self._kept)
-        hop = {token.strip() for token in connection.lower().split(b",")}
-        if hop.isdisjoint(self._names):
-            return b"".join(self._kept)
-        return b"".join(line for name, line in zip(self._names, self._kept, strict=True) if name not in hop)
+        return b"".join(line for name, line in zip(self._names, self._kept, strict=True) if name not in without)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvhearth.metrics import MetricFamily, Registry
 from kvhearth.metrics import router as names
+from kvhearth.metrics import router_fleet as fleet_names
 from kvhearth.router.usage import Usage
 from kvhearth.routing.policies.prefix import Prefix
 from kvhearth.routing.ports import Decision, RouteRequest
@@ -15,6 +16,7 @@ from kvhearth.routing.ports import Decision, RouteRequest
 if TYPE_CHECKING:
     from kvhearth.router.router import Router
 
+_STATES = ("healthy", "draining", "broken", "trial", "down", "leaving")
 _STATUS_CLASS = {0: "cut", 1: "1xx", 2: "2xx", 3: "3xx", 4: "4xx", 5: "5xx"}
 
 
@@ -32,6 +34,7 @@ class Instruments:
         self._hits: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         self._misses: defaultdict[str, int] = defaultdict(int)
         self._load_failures: defaultdict[str, int] = defaultdict(int)
+        self._queue_outcomes: Counter[str] = Counter()
         self._pieces_hit = 0
         self._pieces_missed = 0
         self.client_disconnects = 0
@@ -40,8 +43,10 @@ class Instruments:
         self._duration = registry.tallies(names.DURATION_SECONDS)
         self._predicted = registry.tallies(names.PREDICTED_SECONDS)
         self._ratio = registry.tallies(names.PREDICTION_RATIO)
+        self._queue_seconds = registry.tallies(fleet_names.QUEUE_SECONDS)
         self._decision = registry.tallies(names.DECISION_SECONDS)[self._policy]
         registry.collect_from(self._read)
+        registry.collect_from(self._read_fleet)
 
     def answered(self, model: str, engine: str, status: int) -> None:
         """A request has ended with this status (0: its connection was cut), given by ``engine`` or by the router."""
@@ -92,6 +97,15 @@ class Instruments:
             if decision.miss_reason:
                 self._misses[decision.miss_reason] += 1
 
+    def queued(self, outcome: str) -> None:
+        """What became of a request that had to wait for an engine: see the metric."""
+        self._queue_outcomes[outcome] += 1
+
+    def seated(self, model: str, seconds: float) -> None:
+        """A request is sent that had to wait that long."""
+        self._queue_outcomes["sent"] += 1
+        self._queue_seconds[model].observe(seconds)
+
     def load_report_failed(self, engine: str) -> None:
         """An engine's metrics page was not to be had, or had no load on it."""
         self._load_failures[engine] += 1
@@ -105,9 +119,8 @@ class Instruments:
         self._retries[kind] += 1
 
     def _read(self) -> Iterable[MetricFamily]:
-        router, engines = self._router, self._router.fleet.engines
+        router = self._router
         targets = list(router.fleet.targets.values())
-        healthy = len(router.fleet.healthy())
         index_pieces = router.policy.size if isinstance(router.policy, Prefix) else 0
         requests = [
             ((model, engine, _STATUS_CLASS[status], self._policy), float(count))
@@ -135,11 +148,26 @@ class Instruments:
             for state, count in (("running", target.running), ("waiting", target.waiting))
         ]
         yield MetricFamily(names.ENGINE_REQUESTS, reported)
-        yield MetricFamily(names.ENGINES, [(("healthy",), healthy), (("down",), len(engines) - healthy)])
         yield MetricFamily(names.CONNECTIONS, [((), len(router.clients))])
         yield MetricFamily(names.EXCHANGES, [((), len(router.exchanges))])
         yield MetricFamily(names.BUFFERED_BYTES, [((), router.buffered_bytes)])
         yield MetricFamily(names.PREFIX_INDEX_PIECES, [((), index_pieces)])
+
+    def _read_fleet(self) -> Iterable[MetricFamily]:
+        router, engines = self._router, self._router.fleet.engines
+        states = Counter(engine.state for engine in engines)
+        states["leaving"] = len(router.fleet.leaving)
+        yield MetricFamily(fleet_names.ENGINES, [((state,), float(states[state])) for state in _STATES])
+        opened = [((engine.name,), float(engine.breaker.opened)) for engine in engines]
+        yield MetricFamily(fleet_names.BREAKER_OPENED, opened)
+        capacity = [((engine.name,), float(engine.capacity.most)) for engine in engines]
+        yield MetricFamily(fleet_names.ENGINE_CAPACITY, capacity)
+        yield MetricFamily(fleet_names.RETRIES_SAVED, [((), router.retries.saved)])
+        waiting = router.waiting
+        queued = [((model,), float(waiting.waiting_for(model))) for model in waiting.models()]
+        yield MetricFamily(fleet_names.QUEUED_REQUESTS, queued)
+        outcomes = [((outcome,), float(count)) for outcome, count in self._queue_outcomes.items()]
+        yield MetricFamily(fleet_names.QUEUE_OUTCOMES, outcomes)
 
 
 def _by_kind(sums: Mapping[str, Sequence[int]], kinds: tuple[str, ...]) -> list[tuple[tuple[str, str], float]]:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,7 @@ class KvRouting:
         settings = config.kv
         self._settings = settings
         self._limits = config.limits
-        key = config.api_key
+        key = config.key_for_engines
         self._headers = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
         self.index = BlockSizes(max_bytes=settings.index_bytes, now=time.monotonic)
         self.policy = KvAware(self.index, Predictor(_cost(settings)), Random(), KvAwareSettings(prefix=config.prefix))
@@ -85,10 +85,7 @@ class KvRouting:
         self._fleet = fleet
         settings = self._settings
         for engine in fleet.engines:
-            source = settings.events.get(engine.name)
-            if source is not None:
-                at = EngineEvents(source.events, source.replay, source.snapshot)
-                self.feeds.add([target.name for target in engine.targets], at)
+            self.engine_came(engine)
         if settings.store:
             self.feeds.follow_store(members_of(settings.store, where="store").nodes, password=settings.store_password)
         self._registering = asyncio.get_running_loop().create_task(self._register())
@@ -101,6 +98,24 @@ class KvRouting:
                 await self._registering
         await self.feeds.stop()
         self.tokens.close()
+
+    def engine_came(self, engine: Engine) -> None:
+        """Follow it, if it publishes events."""
+        source = engine.member.events
+        if source is not None:
+            at = EngineEvents(source.events, source.replay, source.snapshot)
+            self.feeds.add([target.name for target in engine.targets], at)
+
+    def engine_left(self, engine: Engine) -> Coroutine[None, None, None]:
+        """Follow it no more, and believe nothing of it. Awaiting this ends its feeds."""
+        self.tokens.forget(engine.name)
+        ending = [self.feeds.remove(target.name) for target in engine.targets]
+
+        async def ended() -> None:
+            for one in ending:
+                await one
+
+        return ended()
 
     def target_gone(self, target: str) -> None:
         """An engine became unreachable, and with it what it held."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,15 @@ class ProbeFailed(Exception):
 class Probe:
     """Watches one engine for as long as `watch` runs."""
 
-    def __init__(self, engine: Engine, fleet: Fleet, checks: HealthChecks, api_key: str | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        fleet: Fleet,
+        checks: HealthChecks,
+        api_key: str | None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now = now
         self._engine = engine
         self._fleet = fleet
         self._checks = checks
@@ -66,7 +75,7 @@ class Probe:
             await self._get(b"/health")
             if not engine.healthy or self._until_models <= 0:
                 cards = _model_cards(await self._get(b"/v1/models"))
-                self._fleet.mark_up(engine, cards)
+                self._fleet.mark_up(engine, cards, self._now())
                 self._until_models = self._checks.models_every
             self._until_models -= 1
             self._timeouts_in_a_row = 0
@@ -90,13 +99,22 @@ class LoadProbe:
     """Reads from one engine's metrics page how many requests it has, for as long as `watch` runs.
 
     Args:
+        backlog: requests that may wait at the engine before it counts as full.
         failed: called with the engine's name each time its load is not to be had.
     """
 
     def __init__(
-        self, engine: Engine, checks: HealthChecks, api_key: str | None, failed: Callable[[str], None]
+        self,
+        engine: Engine,
+        fleet: Fleet,
+        checks: HealthChecks,
+        api_key: str | None,
+        backlog: int,
+        failed: Callable[[str], None],
     ) -> None:
         self._engine = engine
+        self._fleet = fleet
+        self._backlog = backlog
         self._checks = checks
         self._authorization = _authorization(api_key)
         self._failed = failed
@@ -132,6 +150,7 @@ class LoadProbe:
                 target.reported(sum(running for running, _ in ranks), sum(waiting for _, waiting in ranks))
             else:
                 target.reported(*load.get(str(target.rank), (0, 0)))
+        self._fleet.reported(engine, sum(target.waiting for target in engine.targets), self._backlog)
 
 
 def read_load(page: bytes) -> dict[str, tuple[int, int]]:
@@ -164,7 +183,7 @@ async def get_page(engine: Engine, path: bytes, deadline_seconds: float, authori
     name = path.decode()
     try:
         async with asyncio.timeout(deadline_seconds):
-            reader, writer = await asyncio.open_connection(engine.host, engine.port)
+            reader, writer = await asyncio.open_connection(engine.host, engine.port, ssl=engine.ssl)
             try:
                 head = b"GET %b HTTP/1.1\r\nhost: %b\r\n%bconnection: close\r\n\r\n"
                 writer.write(head % (path, engine.host_header, authorization))

@@ -1,4 +1,4 @@
-"""The router itself: listens, decides who answers a request, keeps the tables, and looks at the deadlines."""
+"""The router itself: listens, keeps the tables, looks at the deadlines, and follows its fleet and its configuration."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ import hmac
 import logging
 import signal
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Sized
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
-from urllib.parse import parse_qs, unquote, unquote_to_bytes
-
-import msgspec
+from urllib.parse import unquote_to_bytes
 
 from kvhearth.errors import UserError
-from kvhearth.metrics import Registry
-from kvhearth.metrics.registry import CONTENT_TYPE
+from kvhearth.metrics import MetricFamily, Registry
 from kvhearth.router import replies
 from kvhearth.router.client import ClientConnection, Request
 from kvhearth.router.config import RouterConfig
 from kvhearth.router.decisions import DecisionLog
+from kvhearth.router.discovery.discovery import Discovery
+from kvhearth.router.discovery.member import Member
 from kvhearth.router.dispatch import Dispatcher
-from kvhearth.router.engines import Fleet
+from kvhearth.router.engines import Engine, Fleet, Target
 from kvhearth.router.exchange import Exchange
 from kvhearth.router.headers import HeaderLines
 from kvhearth.router.instruments import Instruments
-from kvhearth.router.models import model_cards
-from kvhearth.router.probe import LoadProbe, Probe
+from kvhearth.router.pages import FOR_OPERATORS, Pages
+from kvhearth.router.prefill import PrefillFirst
+from kvhearth.router.reload import Reloader
 from kvhearth.router.replies import Refused
+from kvhearth.router.retries import RetryBudget
+from kvhearth.router.tenants import Tenant, Tenants
+from kvhearth.router.tls import engines_tls, listener_tls
+from kvhearth.router.waiting import WaitingRoom
+from kvhearth.router.watches import Watches
 from kvhearth.routing.policies.kv_aware import KvAware
 from kvhearth.routing.policies.session import Session
-from kvhearth.routing.ports import Policy
+from kvhearth.routing.ports import Policy, RouteRequest
 from kvhearth.routing.registry import make_policy
 
 if TYPE_CHECKING:
@@ -51,23 +57,42 @@ NOT_FORWARDED = frozenset({b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"}
 
 LISTEN_BACKLOG = 4096
 
+LOOK_SECONDS = 1.0
+"""How often files are looked at for changes."""
+
+CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+"""A tenant's key is for the router; engines get their own."""
+
 
 class Router:
     """An OpenAI-compatible front door to several engines. One event loop owns all of it."""
 
-    def __init__(self, config: RouterConfig, registry: Registry | None = None) -> None:
-        self._config = config
-        self.limits = config.limits
-        self.timeouts = config.timeouts
+    def __init__(
+        self,
+        config: RouterConfig,
+        registry: Registry | None = None,
+        *,
+        reread: Callable[[], RouterConfig] | None = None,
+        config_file: Path | None = None,
+    ) -> None:
         self.now = time.monotonic
-        self._registry = registry or Registry()
-        self.kv = _kv_routing(config, self._registry) if config.policy_name == KvAware.name else None
+        self.registry = registry or Registry()
+        self._obey(config)
+        self.tenants = None
+        if config.tenants_file is not None:
+            self.tenants = Tenants(config.tenants_file, config.salt_secret, self.now)
+            self.registry.collect_from(self.tenants.metrics)
+        self.kv = _kv_routing(config, self.registry) if config.policy_name == KvAware.name else None
         self.policy: Policy = make_policy(config.policy_name, config.prefix) if self.kv is None else self.kv.policy
-        self.fleet = Fleet(config.engines, self._target_gone, config.data_parallel)
-        self.instruments = Instruments(self, self._registry)
-        self._decisions = DecisionLog(config.decisions_kept, self.policy)
-        self.dispatcher = Dispatcher(self, self.policy, self.kv, config.aliases, self._decisions)
-        self.session_header = config.session_header.lower().encode() if config.policy_name == Session.name else b""
+        self.retries = RetryBudget(config.resilience)
+        self.prefill = PrefillFirst(self, self.registry)
+        self.waiting = WaitingRoom(config.queue.max_waiting_requests)
+        self._tls = listener_tls(config.tls)
+        self._watches: Watches | None = None
+        self.fleet = Fleet(config.limits, config.resilience, self, config.models, engines_tls(config.tls))
+        self.instruments = Instruments(self, self.registry)
+        decisions = DecisionLog(config.decisions_kept, self.policy)
+        self.dispatcher = Dispatcher(self, self.policy, self.kv, decisions)
         self.clients: set[ClientConnection] = set()
         self.exchanges: set[Exchange] = set()
         self.buffered_bytes = 0
@@ -75,20 +100,36 @@ class Router:
         self._left = asyncio.Event()  # something has left a table; for `stop`
         self.loop = cast("asyncio.AbstractEventLoop", None)  # set by start
         self._server: asyncio.Server | None = None
-        self._probes: list[asyncio.Task[None]] = []
         self._sweeping: asyncio.TimerHandle | None = None
+        self._seating = False
+        self._ending: set[asyncio.Task[None]] = set()
+        self._next_look = 0.0
         self._bearer = None if config.api_key is None else f"Bearer {config.api_key}".encode()
-        self._pages: dict[bytes, Callable[[Request], replies.Reply]] = {
-            b"/health": self._health,
-            b"/metrics": self._metrics,
-            b"/v1/models": self._models,
-            b"/debug/decision": self._explained,
-        }
+        self._operator = None if config.admin_key is None else f"Bearer {config.admin_key}".encode()
+        key = config.engine_key
+        self.engine_authorization = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
+        self._pages = Pages(self, decisions)
+        self.discovery = Discovery(config.discovery, static_members(config))
+        self.reloader = Reloader(config_file, reread or (lambda: config), self.reconfigure, config)
+        self._reloading: asyncio.Task[None] | None = None
+        self.registry.collect_from(self._discovery_metrics)
+        self.fleet.update(self.discovery.members)
+
+    def _discovery_metrics(self) -> Iterable[MetricFamily]:
+        return self.discovery.metrics()  # of the one that is in force by now
+
+    def _obey(self, config: RouterConfig) -> None:
+        self.config = config
+        self.limits = config.limits
+        self.timeouts = config.timeouts
+        self.queue = config.queue
+        self.max_attempts = config.resilience.max_attempts
+        self.session_header = config.session_header.lower().encode() if config.policy_name == Session.name else b""
 
     # Life
 
     async def start(self) -> tuple[str, int]:
-        """Probe every engine once, then listen. Engines that are down are no error: they may come.
+        """Find the engines and probe each once, then listen. Engines that are down are no error: they may come.
 
         Returns:
             The address listened on.
@@ -97,27 +138,55 @@ class Router:
             UserError: the address cannot be listened on.
         """
         self.loop = asyncio.get_running_loop()
-        probes = [Probe(engine, self.fleet, self._config.health, self._config.api_key) for engine in self.fleet.engines]
         self._server = await self._listen()
-        await asyncio.gather(*[probe.check() for probe in probes])
-        watches = [probe.watch() for probe in probes]
+        watches = self._watches = Watches(self.fleet, self.instruments, self.config)
         if self.kv is not None:
             await self.kv.start(self.fleet)
-            failed = self.instruments.load_report_failed
-            key, checks = self._config.api_key, self._config.health
-            watches += [LoadProbe(engine, checks, key, failed).watch() for engine in self.fleet.engines]
-        self._probes = [self.loop.create_task(watch) for watch in watches]
+        first = [watches.add(engine) for engine in self.fleet.engines]
+        await self._discover()
+        await asyncio.gather(*first, *[watches.first(engine) for engine in self.fleet.engines])
         self._sweep()
+        self._reloading = self.loop.create_task(self.reloader.watch())
         await self._server.start_serving()
         host, port = self._server.sockets[0].getsockname()[:2]
         return str(host), int(port)
 
+    async def _discover(self) -> None:
+        self.fleet.complete = self.discovery.complete
+        await self.discovery.start(self._discovered)
+
+    def _discovered(self, members: Sequence[Member]) -> None:
+        self.fleet.complete = self.discovery.complete
+        self.fleet.update(members)
+
+    async def reconfigure(self, config: RouterConfig) -> None:
+        """Obey another configuration from now on; requests in flight go on. What needs a restart must not differ."""
+        before, self.config = self.config, config
+        self._obey(config)
+        self.retries.follow(config.resilience)
+        self.waiting.most_requests = config.queue.max_waiting_requests
+        self.fleet.follow(config.limits, config.resilience, config.models)
+        if config.discovery != before.discovery:
+            await self.discovery.stop()
+            self.discovery = Discovery(config.discovery, static_members(config))
+            self.fleet.update(self.discovery.members)
+            await self._discover()
+        else:
+            self.discovery.name(static_members(config))
+        if self._watches is not None:
+            await self._watches.follow(config)
+
     async def _listen(self) -> asyncio.Server:
-        host, port = self._config.listen_host, self._config.listen_port
+        host, port = self.config.listen_host, self.config.listen_port
         where = f"listen {host}:{port}"
         try:
             return await self.loop.create_server(
-                lambda: ClientConnection(self), host, port, backlog=LISTEN_BACKLOG, start_serving=False
+                lambda: ClientConnection(self),
+                host,
+                port,
+                backlog=LISTEN_BACKLOG,
+                start_serving=False,
+                ssl=None if self._tls is None else self._tls.context,
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -139,12 +208,16 @@ class Router:
             exchange.cut()
         if self._sweeping is not None:
             self._sweeping.cancel()
-        for task in self._probes:
-            task.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
+        if self._reloading is not None:
+            self._reloading.cancel()
+            await asyncio.gather(self._reloading, return_exceptions=True)
+        await self.discovery.stop()
+        if self._watches is not None:
+            await self._watches.stop()
+        await asyncio.gather(*self._ending, return_exceptions=True)
         if self.kv is not None:
             await self.kv.stop()
-        for engine in self.fleet.engines:
+        for engine in (*self.fleet.engines, *self.fleet.leaving):
             for connection in list(engine.connections):
                 connection.close()
         for client in list(self.clients):
@@ -170,6 +243,7 @@ class Router:
         stopping = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, stopping.set)
+        self.loop.add_signal_handler(signal.SIGHUP, self.reloader.ask)
         ready(host, port)
         await stopping.wait()
         await self.stop()
@@ -182,11 +256,82 @@ class Router:
             exchange.expired()
         for client in [client for client in self.clients if client.deadline < now]:
             client.expired()
+        if self.waiting:
+            self.dispatcher.too_late(now)
         if self.kv is not None:
             self.kv.sweep(self.fleet, self.exchanges, now)
-        for engine in self.fleet.engines:
+        self.fleet.sweep(now)
+        self._farewell()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._look_at_files()
+        for engine in (*self.fleet.engines, *self.fleet.leaving):
             while engine.idle and engine.idle[0].idle_since + self.timeouts.engine_idle_seconds < now:
                 engine.idle[0].close()
+
+    def _look_at_files(self) -> None:
+        if self.tenants is not None:
+            self.tenants.refresh()
+        if self._tls is not None:
+            try:
+                if self._tls.refresh():
+                    log.info("the certificate was renewed")
+            except UserError as error:
+                log.warning("the certificate stays the old one: %s", error)
+
+    def _farewell(self) -> None:
+        """Engines that have left and ended what they had are looked at no more."""
+        for engine in self.fleet.gone():
+            if self._watches is not None:
+                self._end(self._watches.end(engine))
+
+    def _end(self, ending: Coroutine[None, None, None]) -> None:
+        task = self.loop.create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    # From the fleet
+
+    def engine_came(self, engine: Engine) -> None:
+        """See `Watcher`."""
+        if self._watches is None:
+            return  # not started yet
+        self._watches.add(engine)
+        if self.kv is not None:
+            self.kv.engine_came(engine)
+
+    def engine_left(self, engine: Engine) -> None:
+        """See `Watcher`."""
+        for target in engine.targets:
+            self.policy.engine_gone(target.name)
+        if self.kv is not None and self._watches is not None:
+            self._end(self.kv.engine_left(engine))
+
+    def target_lost(self, target: Target) -> None:
+        """See `Watcher`."""
+        if self.fleet.targets.get(target.name) is target:
+            self.policy.engine_gone(target.name)
+            if self.kv is not None:
+                self.kv.target_gone(target.name)
+        for exchange in list(self.exchanges):
+            exchange.target_lost(target)
+
+    def room_made(self) -> None:
+        """An engine can take another request: those who wait get it at the end of this turn of the loop."""
+        if self.waiting and not self._seating:
+            self._seating = True
+            self.loop.call_soon(self._seat)
+
+    def _seat(self) -> None:
+        self._seating = False
+        self.dispatcher.seat()
+
+    def served(self, tenant: Tenant | None, route: RouteRequest) -> None:
+        """A request is sent to an engine: fairness counts it, whether it has waited or not."""
+        if tenant is None:
+            self.waiting.served("", 1.0, route.prompt_tokens, route.model)
+        else:
+            self.waiting.served(tenant.name, tenant.weight, route.prompt_tokens, route.model)
 
     # From client connections
 
@@ -207,16 +352,28 @@ class Router:
 
     def refuse_head(self, request: Request, headers: HeaderLines) -> replies.Reply | None:
         """Why a request is refused before its body is read, or None."""
-        if self._bearer is not None and request.path != b"/health":
+        if self.tenants is not None:
+            request.tenant = self._tenant(self.tenants, headers)
+            open_to_it = request.path == b"/health" or (request.path in FOR_OPERATORS and self._is_operator(headers))
+            if request.tenant is None and not open_to_it:
+                return _unauthorized("this router knows no such API key")
+            request.forwarded = headers.forwarded(without=CREDENTIALS) + self.engine_authorization
+        elif self._bearer is not None and request.path != b"/health":
             given = headers.first(b"authorization") or b""
             if not hmac.compare_digest(given, self._bearer):
-                return replies.error(
-                    401,
-                    "this router wants its API key: send Authorization: Bearer <key>",
-                    "invalid_api_key",
-                    extra=b"www-authenticate: Bearer\r\n",
-                )
+                return _unauthorized("this router wants its API key")
         return self.refuse_body(int(headers.taken.get(b"content-length", b"0")), held=False)
+
+    def _is_operator(self, headers: HeaderLines) -> bool:
+        given = headers.first(b"authorization") or b""
+        return self._operator is not None and hmac.compare_digest(given, self._operator)
+
+    def _tenant(self, tenants: Tenants, headers: HeaderLines) -> Tenant | None:
+        authorization = headers.first(b"authorization")
+        if authorization is not None:
+            return tenants.authenticate(authorization)
+        key = headers.first(b"x-api-key")  # as Anthropic's clients send it
+        return None if key is None else tenants.by_key(key)
 
     def refuse_body(self, nbytes: int, *, held: bool = True) -> replies.Reply | None:
         """Why a body of (so far, when ``held``) that many bytes is refused, or None."""
@@ -237,7 +394,7 @@ class Router:
         try:
             if request.method == b"POST" and self._is_forwarded(request.path):
                 return self.dispatcher.forward(client, request)
-            client.answer(self._page(request), request)
+            client.answer(self._pages.page(request, is_forwarded=self._is_forwarded(request.path)), request)
         except Refused as refused:
             self._refuse(client, request, refused)
         except Exception:
@@ -259,70 +416,30 @@ class Router:
             path.startswith(b"/v1/")
             and path.rstrip(b"/") not in NOT_FORWARDED
             and path not in self._pages
-            and not path.startswith(b"/v1/models/")
             and b".." not in path
         )
 
-    # Pages of the router's own
 
-    def _page(self, request: Request) -> replies.Reply:
-        page = self._pages.get(request.path)
-        if page is None and request.path.startswith(b"/v1/models/"):
-            page = self._model
-        if page is not None and request.method in {b"GET", b"HEAD"}:
-            return page(request)
-        shown = request.path[:100].decode("ascii", "replace")
-        if page is None and not self._is_forwarded(request.path):
-            raise Refused(replies.error(404, f"there is no route {shown}", "no_route"))
-        allow = b"allow: POST\r\n" if page is None else b"allow: GET, HEAD\r\n"
-        raise Refused(replies.error(405, f"{shown} does not take this method", "bad_method", extra=allow))
+def static_members(config: RouterConfig) -> list[Member]:
+    """The engines that are named in the configuration."""
+    return [
+        Member(
+            name,
+            url,
+            ranks=config.data_parallel.get(name, 1),
+            role=config.roles.get(name, "both"),
+            events=config.kv.events.get(name),
+        )
+        for name, url in config.engines
+    ]
 
-    def _health(self, request: Request) -> replies.Reply:
-        if self.fleet.healthy() and not self.draining:
-            return replies.Reply(200, b"")
-        message = "the router is stopping" if self.draining else "no engine is healthy"
-        return replies.error(503, message, "unhealthy", retry_after_seconds=1)
 
-    def _metrics(self, request: Request) -> replies.Reply:
-        return replies.Reply(200, self._registry.expose(), content_type=CONTENT_TYPE.encode())
-
-    def _models(self, request: Request) -> replies.Reply:
-        cards = model_cards(self.fleet.engines, self._config.aliases)
-        return replies.Reply(200, msgspec.json.encode({"object": "list", "data": cards}))
-
-    def _model(self, request: Request) -> replies.Reply:
-        wanted = unquote(request.path.removeprefix(b"/v1/models/").decode("latin-1"))
-        for card in model_cards(self.fleet.engines, self._config.aliases):
-            if card["id"] == wanted:
-                return replies.Reply(200, msgspec.json.encode(card))
-        raise Refused(replies.error(404, f"the model {wanted!r} does not exist", "model_not_found", param="model"))
-
-    def _explained(self, request: Request) -> replies.Reply:
-        query = parse_qs(request.target.partition(b"?")[2].decode("latin-1"))
-        if "id" in query:
-            found = self._decisions.find(query["id"][-1])
-            if not found:
-                message = "no decision of that id is kept any more: the last ones are at /debug/decision"
-                raise Refused(replies.error(404, message, "no_decision", param="id"))
-        else:
-            found = self._decisions.last(_count(query.get("last", ["10"])[-1]))
-        return replies.Reply(200, msgspec.json.encode({"decisions": found}))
-
-    def _target_gone(self, target: str) -> None:
-        self.policy.engine_gone(target)
-        if self.kv is not None:
-            self.kv.target_gone(target)
-        for exchange in list(self.exchanges):
-            exchange.target_gone(target)
+def _unauthorized(message: str) -> replies.Reply:
+    message += ": send Authorization: Bearer <key>"
+    return replies.error(401, message, "invalid_api_key", extra=b"www-authenticate: Bearer\r\n")
 
 
 def _kv_routing(config: RouterConfig, registry: Registry) -> KvRouting:
     from kvhearth.router.kv import KvRouting  # brings ZeroMQ and the tokenizers, which the other policies do without
 
     return KvRouting(config, registry)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 6:
-        raise Refused(replies.error(400, f"last={text[:20]!r} is not a number", "bad_query", param="last"))
-    return int(text)

@@ -123,9 +123,14 @@ class UpstreamConnection(asyncio.Protocol):
             self.close()
             return
         self.got_bytes = True
+        sound = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            sound = False
+        if self.exchange is not exchange:
+            return  # the status was enough: it has turned to another engine
+        if not sound:
             if not self._complete:
                 self._protocol_error(exchange)
                 return

@@ -85,10 +85,15 @@ class EngineFeed:
         """Begin to follow."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def stop(self) -> None:
-        """End; what was told stays told."""
+    def cancel(self) -> None:
+        """Tell nothing more, from this moment on."""
         if self._task is not None:
             self._task.cancel()
+
+    async def stop(self) -> None:
+        """End; what was told stays told."""
+        self.cancel()
+        if self._task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -76,12 +76,14 @@ class Feeds:
             self._stores.append(feed)
             feed.start()
 
-    async def remove(self, target: str) -> None:
-        """The target is gone for good."""
+    def remove(self, target: str) -> Coroutine[None, None, None]:
+        """The target is gone for good, and another of its name may come at once. Awaiting this ends its feed."""
         feed = self._engines.pop(target, None)
         if feed is not None:
-            await feed.stop()
+            feed.cancel()
         self._index.leave(target)
+        self._silent.discard(target)
+        return _ended(feed)
 
     async def stop(self) -> None:
         """End all."""
@@ -134,6 +136,11 @@ class Feeds:
         stores = [((feed.address,), float(feed.state.connected)) for feed in self._stores]
         yield MetricFamily(names.STORE_CONNECTED, stores)
         yield MetricFamily(names.STORE_CHUNKS, [((), float(len(self._holdings)))])
+
+
+async def _ended(feed: EngineFeed | None) -> None:
+    if feed is not None:
+        await feed.stop()
 
 
 def _offset(address: str, rank: int) -> str:

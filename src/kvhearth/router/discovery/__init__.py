@@ -1,0 +1,1 @@
+"""Where the router learns which engines there are: named ones, a file, DNS."""
