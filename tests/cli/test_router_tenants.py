@@ -23,7 +23,7 @@ def test_a_key_that_was_made_opens_the_file_that_has_its_line(capsys, tmp_path, 
     assert len(made.strip()) == 47
     file = tmp_path / "tenants.yaml"
     entry = line.strip().removeprefix("for the tenants file:").strip()
-    file.write_text(f"tenants: {{acme: {{{entry}, group: friends, requests_per_minute: 5000}}, other: {{}}}}")
+    file.write_text(f"tenants: {{acme: {{{entry}, group: friends, requests_per_minute: 5000}}, second: {{}}}}")
     file.chmod(0o600)
     monkeypatch.setattr(sys, "stdin", io.StringIO(made))
     assert said(capsys, "key", "--check", str(file))[:2] == (0, "acme\n")

@@ -66,7 +66,7 @@ class Wishes:
 
 def read_wishes(params: Mapping[str, Any] | None) -> Wishes:
     """Read them; what makes no sense is ignored with a warning, as vLLM does with its own keys there."""
-    asked = (params or {}).get("kvhearth")
+    asked = params.get("kvhearth") if isinstance(params, Mapping) else None
     if asked is None:
         return Wishes()
     given: Mapping[str, Any] = asked if isinstance(asked, Mapping) else {"pin": None}

@@ -15,7 +15,7 @@ REQUESTS = Metric(
     "kvhearth_router_tenant_requests",
     Kind.COUNTER,
     "",
-    "Requests of a tenant, by outcome: admitted, or the limit that refused it.",
+    "Requests of a tenant, by outcome: admitted (of these turned_away by a full queue), or the limit that refused it.",
     ("tenant", "outcome"),
 )
 TOKENS = Metric(

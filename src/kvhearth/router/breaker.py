@@ -20,7 +20,17 @@ class Breaker:
     for a while, and after that one request at a time until one succeeds; if it fails the while doubles.
     """
 
-    __slots__ = ("_errors", "_failures", "_half_open_at", "_last", "_open_seconds", "_settings", "opened", "state")
+    __slots__ = (
+        "_errors",
+        "_failures",
+        "_half_open_at",
+        "_last",
+        "_open_seconds",
+        "_settings",
+        "clean",
+        "opened",
+        "state",
+    )
 
     def __init__(self, settings: Resilience) -> None:
         self._settings = settings
@@ -32,6 +42,8 @@ class Breaker:
         self._begin()
 
     def _begin(self) -> None:
+        self.clean = self.state == "closed"
+        """Nothing bad is remembered: answers without error need not be told."""
         self._failures = 0
         self._last: deque[bool] = deque(maxlen=REMEMBERED)
         self._errors = 0
@@ -43,8 +55,8 @@ class Breaker:
 
     def answered(self, now: float, *, is_error: bool) -> bool:
         """The engine gave a whole answer, or began one; ``is_error``: of status 5xx. True when the state changed."""
-        if self.state == "open":
-            return False  # of a request from before
+        if self.state == "open" or (self.clean and not is_error):
+            return False  # of a request from before; or all is well
         self._failures = 0
         if is_error:
             return self._failed(now) if self.state == "half_open" else self._count(now, is_error=True)
@@ -59,6 +71,7 @@ class Breaker:
             return False
         if self.state == "half_open":
             return self._failed(now)
+        self.clean = False
         self._failures += 1
         if self._failures >= self._settings.failures_to_open:
             return self._failed(now)
@@ -83,6 +96,9 @@ class Breaker:
             self._errors -= last[0]
         last.append(is_error)
         self._errors += is_error
+        self.clean = not (self._errors or self._failures)
+        if self.clean:
+            last.clear()
         if is_error and len(last) >= ENOUGH and self._errors >= self._settings.error_share * len(last):
             return self._failed(now)
         return False

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 from kvhearth.router import replies
 from kvhearth.router.body import (
@@ -141,14 +142,15 @@ class Dispatcher:
             self._admit(tenant, route)
         try:
             choice = ticket = None
-            if not self._router.waiting.waiting_for(route.model):
+            waiting = self._router.waiting
+            if not waiting or not waiting.waiting_for(route.model):
                 serving = self._router.fleet.serving(route.model) or ()
                 choice = self._choose(route, request, serving, started)
             if choice is None:
                 ticket = self._ticket(route, tenant)
         except Refused:
             if tenant is not None:
-                tenant.ended(self._router.now(), 0)
+                tenant.turned_away(self._router.now(), route.prompt_tokens)
             raise
         if exchange is None:
             exchange = Exchange(self._router, client, request, route)
@@ -164,9 +166,10 @@ class Dispatcher:
         return exchange
 
     def _start(self, exchange: Exchange, route: RouteRequest, choice: Choice) -> None:
-        router = self._router
-        router.served(exchange.request.tenant, route)
-        if router.prefill.wanted(exchange.request, route, choice):
+        router, tenant = self._router, exchange.request.tenant
+        if tenant is not None:  # fairness counts it, whether it has waited or not
+            router.waiting.served(tenant.name, tenant.weight, route.prompt_tokens, route.model)
+        if router.fleet.is_disaggregated and router.prefill.wanted(exchange.request, route, choice):
             exchange.take(route, choice)
             exchange.wait_for(router.prefill.run(exchange, route))
         else:
@@ -284,11 +287,17 @@ class Dispatcher:
     def _rewrite(self, request: Request) -> None:
         """Take out what a tenant may not say of itself, and put in what keeps its KV apart."""
         tenant = request.tenant
-        if tenant is None or is_form(request.content_type):
+        if tenant is None:
             return
+        if is_form(request.content_type):
+            if tenant.salt or any(name.encode() in request.body for name in CLIENT_MAY_NOT_SET):
+                message = "forms have no place for what keeps this key's data apart: send JSON"
+                raise Refused(replies.error(400, message, "form_not_allowed"))
+            return
+        path = unquote_to_bytes(request.path) if b"%" in request.path else request.path
+        salted = tenant.salt and path not in UNPROMPTED and not path.rstrip(b"/").endswith(b"/render")
         before = len(request.body)
-        put = {"cache_salt": tenant.salt} if tenant.salt and request.path not in UNPROMPTED else {}
-        request.body = rewrite(request.body, drop=CLIENT_MAY_NOT_SET, put=put)
+        request.body = rewrite(request.body, drop=CLIENT_MAY_NOT_SET, put={"cache_salt": tenant.salt} if salted else {})
         self._router.buffered_bytes += len(request.body) - before
 
     def _serving(self, model: str, request: Request) -> None:

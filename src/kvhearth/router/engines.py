@@ -224,6 +224,8 @@ class Fleet:
         self._engines: dict[str, Engine] = {}
         self._serving: dict[str, _Serving] = {}
         self._adapters: frozenset[str] = frozenset()
+        self.is_disaggregated = False
+        """Whether some model has engines that only prefill."""
         self.leaving: list[Engine] = []
         self.complete = True
         """Whether all who tell of engines have done so at least once."""
@@ -424,6 +426,7 @@ class Fleet:
         unserved = {model for model in self._serving if not self.serving(model)}
         for engine in broken:  # better than nobody
             self._serve(engine, unserved.intersection(engine.models or ()))
+        self.is_disaggregated = any(serving.prefilling for serving in self._serving.values())
         self._adapters = frozenset(
             card["id"]
             for engine in self._engines.values()

@@ -212,7 +212,9 @@ class Exchange:
         """The response's head is there; the next `flush` writes it."""
         choice = self._choice
         assert choice is not None  # noqa: S101
-        self._router.fleet.answered(choice.target.engine, status, self._router.now())
+        engine = choice.target.engine
+        if status >= 500 or not engine.breaker.clean:
+            self._router.fleet.answered(engine, status, self._router.now())
         if status in TRIED_AGAIN and self._turn_to_another(f"status_{status}"):
             return
         framing = b""
@@ -435,7 +437,8 @@ class Exchange:
             self._target = None
             self._prefill_tokens = 0
             self.prefill_ends = NEVER
-            self._router.room_made()
+            if self._router.waiting:
+                self._router.room_made()
 
 
 def _failure(reason: str, engine: str) -> replies.Reply:

@@ -9,9 +9,17 @@ import msgspec
 
 from kvhearth.router.body import read_top
 
-CLIENT_MAY_NOT_SET = ("cache_salt", "kv_transfer_params", "priority")
-"""Fields of vLLM's requests with which a tenant could reach what is not its own: another one's KV (``cache_salt``,
-``kv_transfer_params``) or its place in an engine's queue (``priority``). The router sets what is needed itself."""
+CLIENT_MAY_NOT_SET = (
+    "cache_salt",
+    "ec_transfer_params",
+    "kv_transfer_params",
+    "priority",
+    "request_id",
+    "vllm_xargs",
+)
+"""Fields of vLLM's requests with which a tenant could reach what is not its own: another one's KV (``cache_salt``, the
+transfer parameters, and ``vllm_xargs``, which vLLM hands on as any of them), its place in an engine's queue
+(``priority``) or its answer (``request_id``). The router sets what is needed itself."""
 
 
 def rewrite(body: bytes, *, drop: Collection[str], put: Mapping[str, Any]) -> bytes:

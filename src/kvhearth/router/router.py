@@ -38,7 +38,7 @@ from kvhearth.router.waiting import WaitingRoom
 from kvhearth.router.watches import Watches
 from kvhearth.routing.policies.kv_aware import KvAware
 from kvhearth.routing.policies.session import Session
-from kvhearth.routing.ports import Policy, RouteRequest
+from kvhearth.routing.ports import Policy
 from kvhearth.routing.registry import make_policy
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ LISTEN_BACKLOG = 4096
 LOOK_SECONDS = 1.0
 """How often files are looked at for changes."""
 
-CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
-"""A tenant's key is for the router; engines get their own."""
+NOT_FROM_TENANTS = frozenset({b"authorization", b"x-api-key", b"x-vllm-priority"})
+"""A tenant's key is for the router, and engines get their own; its place in an engine's queue is not for it to say."""
 
 
 class Router:
@@ -102,6 +102,7 @@ class Router:
         self._server: asyncio.Server | None = None
         self._sweeping: asyncio.TimerHandle | None = None
         self._seating = False
+        self._refreshing = False
         self._ending: set[asyncio.Task[None]] = set()
         self._next_look = 0.0
         self._bearer = None if config.api_key is None else f"Bearer {config.api_key}".encode()
@@ -270,14 +271,21 @@ class Router:
                 engine.idle[0].close()
 
     def _look_at_files(self) -> None:
-        if self.tenants is not None:
-            self.tenants.refresh()
+        if self.tenants is not None and not self._refreshing:
+            self._refreshing = True
+            self._end(self._refresh(self.tenants))
         if self._tls is not None:
             try:
                 if self._tls.refresh():
                     log.info("the certificate was renewed")
             except UserError as error:
                 log.warning("the certificate stays the old one: %s", error)
+
+    async def _refresh(self, tenants: Tenants) -> None:
+        try:
+            await tenants.refresh()
+        finally:
+            self._refreshing = False
 
     def _farewell(self) -> None:
         """Engines that have left and ended what they had are looked at no more."""
@@ -326,13 +334,6 @@ class Router:
         self._seating = False
         self.dispatcher.seat()
 
-    def served(self, tenant: Tenant | None, route: RouteRequest) -> None:
-        """A request is sent to an engine: fairness counts it, whether it has waited or not."""
-        if tenant is None:
-            self.waiting.served("", 1.0, route.prompt_tokens, route.model)
-        else:
-            self.waiting.served(tenant.name, tenant.weight, route.prompt_tokens, route.model)
-
     # From client connections
 
     def admit(self, client: ClientConnection) -> bool:
@@ -357,7 +358,7 @@ class Router:
             open_to_it = request.path == b"/health" or (request.path in FOR_OPERATORS and self._is_operator(headers))
             if request.tenant is None and not open_to_it:
                 return _unauthorized("this router knows no such API key")
-            request.forwarded = headers.forwarded(without=CREDENTIALS) + self.engine_authorization
+            request.forwarded = headers.forwarded(without=NOT_FROM_TENANTS) + self.engine_authorization
         elif self._bearer is not None and request.path != b"/health":
             given = headers.first(b"authorization") or b""
             if not hmac.compare_digest(given, self._bearer):

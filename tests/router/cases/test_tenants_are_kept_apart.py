@@ -93,12 +93,48 @@ def test_a_salt_is_the_routers_whatever_the_client_says(lab, tenants_file, targe
     router = lab.router(engine, tenants_file=tenants_file(alice=", isolation: isolated"), salt_secret=SECRET)
     wire = router.wire()
     chosen = {"cache_salt": "bob's", "kv_transfer_params": {"do_remote_prefill": True}, "priority": -100}
+    chosen |= {"vllm_xargs": {"kv_transfer_params": "x"}, "ec_transfer_params": {}, "request_id": "alice's"}
     for tenant in ("alice", "alice", "bob"):
         assert post(wire, tenant, "x", target, **chosen)[0] == 200
     sent = [json.loads(received.body) for received in engine.requests]
     assert sent[0]["cache_salt"] == sent[1]["cache_salt"] not in ("", "bob's")
     assert "cache_salt" not in sent[2]
-    assert not any(body.keys() & {"kv_transfer_params", "priority"} for body in sent)
+    assert not any(body.keys() & (chosen.keys() - {"cache_salt"}) for body in sent)
+
+
+def test_neither_does_a_header_choose_a_place_in_an_engines_queue(lab, tenants_file):
+    engine = lab.engine()
+    wire = lab.router(engine, tenants_file=tenants_file()).wire()
+    headers = f"Authorization: Bearer {KEYS['bob']}\r\nX-Vllm-Priority: -100\r\nX-Mine: 1\r\n"
+    wire.post(b'{"model": "m", "prompt": "x"}', headers=headers)
+    assert wire.response()[0] == 200
+    assert engine.requests[0].header("x-vllm-priority") == []
+    assert engine.requests[0].header("x-mine") == ["1"]
+
+
+@pytest.mark.parametrize("target", ["/v1/completions/render", "/v1/chat/completions/%72ender/"])
+def test_a_salt_is_not_sent_where_the_answer_would_show_it(lab, tenants_file, target):
+    engine = lab.engine()
+    file = tenants_file(alice=", isolation: isolated")
+    assert post(lab.router(engine, tenants_file=file, salt_secret=SECRET).wire(), "alice", "x", target)[0] == 200
+    assert "cache_salt" not in json.loads(engine.requests[0].body)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "field", "status"), [("alice", "", 400), ("bob", "", 200), ("bob", "vllm_xargs", 400)]
+)
+def test_a_form_cannot_carry_what_keeps_tenants_apart_or_would_bring_them_together(
+    lab, tenants_file, tenant, field, status
+):
+    file = tenants_file(alice=", isolation: isolated")
+    wire = lab.router(lab.engine(), tenants_file=file, salt_secret=SECRET).wire()
+    parts = ["model"] + ([field] if field else [])
+    body = "".join(f'--b\r\nContent-Disposition: form-data; name="{part}"\r\n\r\nm\r\n' for part in parts) + "--b--\r\n"
+    wire.send(
+        f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: r\r\nAuthorization: Bearer {KEYS[tenant]}\r\n"
+        f"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    assert wire.response()[0] == status
 
 
 def test_a_tenants_key_stays_with_the_router_and_engines_get_their_own(lab, tenants_file):

@@ -63,28 +63,28 @@ def test_a_tenant_is_found_by_its_key_in_either_header(tenants):
         assert found.authenticate(wrong) is None
 
 
-def test_a_key_that_is_taken_out_of_the_file_stops_at_once_and_what_runs_is_still_counted(tenants, write):
+async def test_a_key_that_is_taken_out_of_the_file_stops_at_once_and_what_runs_is_still_counted(tenants, write):
     found = tenants(acme())
     tenant = found.by_key(KEY)
     assert tenant.admit(0.0, 10) is None
     write(f'tenants: {{acme: {{keys: ["{digest(b"new")}"], priority: 5}}}}')
-    found.refresh()
+    await found.refresh()
     assert found.by_key(KEY) is None
     again = found.by_key(b"new")
     assert again is tenant
     assert (again.in_flight, again.priority) == (1, 5)
 
 
-def test_a_broken_file_changes_nothing_and_is_said_once(tenants, write, caplog):
+async def test_a_broken_file_changes_nothing_and_is_said_once(tenants, write, caplog):
     found = tenants(acme())
     write("tenants: [")
     for _ in range(3):
-        found.refresh()
+        await found.refresh()
     assert found.by_key(KEY) is not None
     assert found.failures == 1
     assert sum("stay as they were" in record.message for record in caplog.records) == 1
     write(acme())
-    found.refresh()
+    await found.refresh()
     assert found.last_error == ""
 
 
@@ -95,14 +95,18 @@ def test_a_broken_file_changes_nothing_and_is_said_once(tenants, write, caplog):
         ("tenant: {}", "this is no tenants file"),
         ("tenants: {a b: {}}", "not a tenant's name"),
         ("tenants: {a: 3}", "not a mapping"),
-        ("tenants: {a: {prioritie: 3}}", "'prioritie' is not known; did you mean priority?"),
+        ("tenants: {a: {prioritie: 3}}", "a name that is not known; did you mean priority?"),
+        ("tenants: {other: {}}", "not a tenant's name"),
+        ("tenants: {a: {kvh-plain: 3}}", "a name that is not known"),
+        ("tenants: {a: {priority: kvh-plain}}", "priority: not a number"),
+        ("tenants: {a: {group: 'kvh-plain x'}}", "cannot name a group"),
         ('tenants: {a: {keys: ["kvh-plain"]}}', "an entry is not sha256: and 64 hex digits"),
-        ("tenants: {a: {priority: 101}}", "priority: 101 will not do; use -100 up to 100"),
-        ("tenants: {a: {weight: 0}}", "weight: 0 will not do"),
-        ("tenants: {a: {max_concurrency: 0}}", "max_concurrency: 0 will not do"),
-        ("tenants: {a: {isolation: maybe}}", "isolation is 'maybe'"),
+        ("tenants: {a: {priority: 101}}", "priority: not a number that will do; use -100 up to 100"),
+        ("tenants: {a: {weight: 0}}", "weight: not a number that will do"),
+        ("tenants: {a: {max_concurrency: 0}}", "max_concurrency: not a number that will do"),
+        ("tenants: {a: {isolation: maybe}}", "isolation is something else"),
         ("tenants: {a: {isolation: isolated, group: g}}", "write isolation: shared"),
-        ("tenants: {a: {group: 'x y'}}", "'x y' cannot name a group"),
+        ("tenants: {a: {group: 'x y'}}", "cannot name a group"),
         ("tenants: {a: {models: m}}", "models: not a list of patterns"),
         (f'tenants: {{a: {{keys: ["{digest(KEY)}"]}}, b: {{keys: ["{digest(KEY)}"]}}}}', "have the same key"),
     ],
@@ -179,6 +183,14 @@ def test_tokens_of_answers_count_too(tenants):
     assert tenant.admit(60.0, 50) is None
 
 
+def test_a_request_that_found_no_place_costs_nothing(tenants):
+    [tenant] = tenants(acme(", tokens_per_minute: 100, max_concurrency: 1"))
+    for _ in range(5):
+        assert tenant.admit(0.0, 90) is None
+        tenant.turned_away(0.0, 90)
+    assert tenant.admit(0.0, 100) is None
+
+
 def test_a_prompt_that_can_never_fit_is_told_so(tenants):
     [tenant] = tenants(acme(", tokens_per_minute: 100"))
     refusal = tenant.admit(0.0, 101)
@@ -213,12 +225,12 @@ def test_a_bucket_gives_no_more_than_a_minutes_worth_and_its_rate(asked, per_min
 # What is shown
 
 
-def test_neither_keys_nor_digests_nor_salts_nor_the_secret_are_shown_anywhere(tenants, caplog):
+async def test_neither_keys_nor_digests_nor_salts_nor_the_secret_are_shown_anywhere(tenants, caplog):
     caplog.set_level(logging.DEBUG)
     found = tenants(acme(", isolation: isolated"))
     [tenant] = found
     tenant.admit(0.0, 1)
-    found.refresh()
+    await found.refresh()
     shown = repr(found) + repr(tenant) + repr(tenant.spec) + str(list(found.metrics())) + caplog.text
     for hidden in (KEY.decode(), digest(KEY)[7:], tenant.salt, SECRET.decode()):
         assert hidden not in shown

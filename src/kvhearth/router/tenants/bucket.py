@@ -30,10 +30,11 @@ class Bucket:
         return (amount - self._level) * 60 / self.per_minute
 
     def take(self, amount: float, now: float) -> None:
-        """That much was used, whether it was there or not."""
+        """That much was used, whether it was there or not; a negative amount is given back."""
         if self.per_minute is not None:
             self._flow(now)
-            self._level = max(self._level - amount, -float(self.per_minute))
+            most = float(self.per_minute)
+            self._level = min(most, max(self._level - amount, -most))
 
     def _flow(self, now: float) -> None:
         most = float(self.per_minute or 0)

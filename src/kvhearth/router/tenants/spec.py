@@ -1,4 +1,7 @@
-"""The tenants file: who there is, the digests of their keys, and their limits. Reads it, and keeps nothing."""
+"""The tenants file: who there is, the digests of their keys, and their limits. Reads it, and keeps nothing.
+
+What stands in a wrong place may be a key, so errors name places and never show what stands there.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from kvhearth.settings import read_yaml
 
 MOST_TENANTS = 10_000
 MOST_KEYS = 16
+OTHERS = "other"
+"""What metrics call those tenants together that have no label of their own."""
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_REMEDY_KEY = "make one with 'kvhearth router key --tenant NAME' and write the line that it shows"
+_REMEDY_KEY = "make one with 'kvhearth router key' and write the line that it shows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +85,16 @@ def read_tenants(path: Path) -> dict[str, TenantSpec]:
 
 
 def _spec(name: str, entry: Any, where: str) -> TenantSpec:
-    if not _NAME.fullmatch(name):
-        raise UserError("not a tenant's name", where=where, remedy="use up to 64 letters, digits, _ . @ and -")
+    if not _NAME.fullmatch(name) or name == OTHERS:
+        remedy = f"use up to 64 letters, digits, _ . @ and -, and not {OTHERS}"
+        raise UserError("not a tenant's name", where=where, remedy=remedy)
     if not isinstance(entry, dict):
         raise UserError("not a mapping", where=where, remedy='write {keys: ["sha256:…"]}')
     for key in entry:
         if key not in NAMES:
             near = difflib.get_close_matches(str(key), NAMES, 1)
             remedy = f"did you mean {near[0]}?" if near else f"use {', '.join(NAMES)}"
-            raise UserError(f"{str(key)[:40]!r} is not known", where=where, remedy=remedy)
+            raise UserError("there is a field of a name that is not known", where=where, remedy=remedy)
     return TenantSpec(
         name,
         keys=_keys(entry.get("keys", ()), f"{where}.keys"),
@@ -108,7 +114,6 @@ def _keys(value: Any, where: str) -> tuple[bytes, ...]:
         raise UserError(f"not a list of up to {MOST_KEYS} digests", where=where, remedy=_REMEDY_KEY)
     found = [_DIGEST.fullmatch(str(one)) for one in value]
     if not all(found):
-        # What stands there may be a key: it is not shown.
         raise UserError("an entry is not sha256: and 64 hex digits", where=where, remedy=_REMEDY_KEY)
     return tuple(bytes.fromhex(one[1]) for one in found if one)
 
@@ -118,13 +123,13 @@ def _whole(entry: Mapping[str, Any], name: str, where: str, least: int, most: in
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UserError(f"{value!r} will not do", where=f"{where}.{name}", remedy=f"use {least} up to {most}")
+        raise UserError("not a number that will do", where=f"{where}.{name}", remedy=f"use {least} up to {most}")
     return value
 
 
 def _weight(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.001 <= value <= 1000:
-        raise UserError(f"{value!r} will not do", where=where, remedy="use 0.001 up to 1000")
+        raise UserError("not a number that will do", where=where, remedy="use 0.001 up to 1000")
     return float(value)
 
 
@@ -132,11 +137,11 @@ def _group(name: str, entry: Mapping[str, Any], where: str) -> str:
     isolation, group = entry.get("isolation", "shared"), entry.get("group")
     if isolation not in ("shared", "isolated") or (group is not None and "isolation" in entry):
         remedy = "write isolation: shared, isolation: isolated, or group: NAME"
-        raise UserError(f"isolation is {isolation!r}", where=where, remedy=remedy)
+        raise UserError("isolation is something else", where=where, remedy=remedy)
     if group is None:
         return f"tenant {name}" if isolation == "isolated" else ""
     if not isinstance(group, str) or not _NAME.fullmatch(group):
-        raise UserError(f"{group!r} cannot name a group", where=f"{where}.group", remedy="use letters, digits, _ . -")
+        raise UserError("that cannot name a group", where=f"{where}.group", remedy="use letters, digits, _ . -")
     return f"group {group}"
 
 

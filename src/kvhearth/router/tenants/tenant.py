@@ -73,6 +73,13 @@ class Tenant:
         self.tokens["completion"] += completion_tokens
         self._tokens.take(completion_tokens, now)
 
+    def turned_away(self, now: float, prompt_tokens: int) -> None:
+        """A request that was taken in found no engine and no place to wait: it costs nothing."""
+        self.in_flight -= 1
+        self.outcomes["turned_away"] += 1
+        self.tokens["prompt"] -= prompt_tokens
+        self._tokens.take(-prompt_tokens, now)
+
     def _limited(self, now: float, code: str, what: str, wait_seconds: float) -> replies.Reply:
         self.outcomes[code] += 1
         wait = max(1, math.ceil(min(wait_seconds, _LONGEST_RETRY_SECONDS)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -11,7 +12,7 @@ from pathlib import Path
 from kvhearth.errors import UserError
 from kvhearth.metrics import MetricFamily
 from kvhearth.metrics import router_tenants as names
-from kvhearth.router.tenants.spec import TenantSpec, read_tenants
+from kvhearth.router.tenants.spec import OTHERS, TenantSpec, read_tenants
 from kvhearth.router.tenants.tenant import Tenant
 
 log = logging.getLogger(__name__)
@@ -57,14 +58,14 @@ class Tenants:
         """The tenant whose key this is."""
         return self._by_digest.get(hashlib.sha256(key).digest())
 
-    def refresh(self) -> None:
+    async def refresh(self) -> None:
         """Read the file again if it has changed; one that cannot be used changes nothing."""
         seen = self._stamp()
         if seen == self._seen:
             return
         self._seen = seen
         try:
-            self._obey(read_tenants(self._path))
+            self._obey(await asyncio.to_thread(read_tenants, self._path))
         except UserError as error:
             self.failures += 1
             self.last_error = str(error)
@@ -79,7 +80,7 @@ class Tenants:
         outcomes: dict[tuple[str, ...], float] = {}
         tokens: dict[tuple[str, ...], float] = {}
         for number, tenant in enumerate(self._tenants.values()):
-            label = tenant.name if number < MOST_LABELS else "other"
+            label = tenant.name if number < MOST_LABELS else OTHERS
             in_flight[label,] = in_flight.get((label,), 0.0) + tenant.in_flight
             for sums, counts in ((outcomes, tenant.outcomes), (tokens, tenant.tokens)):
                 for what, count in counts.items():
