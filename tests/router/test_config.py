@@ -54,8 +54,6 @@ EVENTS = EventSource("tcp://127.0.0.1:5557")
         ({"api_key": ""}, "api_key: the key is empty"),
         ({"api_key": "a\nb"}, "api_key: "),
         ({"api_key": "k", "tenants_file": Path("t")}, "tenants_file: one key for all, and tenants with keys"),
-        ({"admin_listen": "0.0.0.0:1"}, "admin_listen: 0.0.0.0 is reachable from other machines"),
-        ({"admin_listen": "x"}, "listen: 'x' is not an address"),
     ],
 )
 def test_bad_values_are_named(options, said):

@@ -189,10 +189,10 @@ class TestAFileThatIsBroken:
 
 class TestWhatNeedsARestart:
     async def test_is_refused_as_a_whole_and_named_with_the_remedy(self, lab: Lab) -> None:
-        lab.write(GOOD % 7 + "listen: 127.0.0.1:9999\nadmin_listen: 127.0.0.1:9998\n")
+        lab.write(GOOD % 7 + "listen: 127.0.0.1:9999\npolicy: random\n")
         outcome = await lab.reloader.reload()
         assert outcome.error == (
-            f"{lab.path}: listen, admin_listen cannot change while the router runs; "
+            f"{lab.path}: listen, policy cannot change while the router runs; "
             "restart the router, or take that change back"
         )
         assert (lab.applied, lab.connect_seconds, lab.reloader.generation) == ([], 5, 1)
@@ -209,7 +209,7 @@ class TestWhatNeedsARestart:
         assert "policy" in outcome.error
 
     def test_is_what_the_configuration_says(self) -> None:
-        assert {"listen", "policy", "api_key", "admin_listen", "prefix.max_pieces"} <= NEEDS_RESTART
+        assert {"listen", "policy", "api_key", "prefix.max_pieces"} <= NEEDS_RESTART
         assert not {"engines", "aliases", "timeouts.connect_seconds", "limits.max_body_bytes"} & NEEDS_RESTART
 
 

@@ -65,7 +65,6 @@ models: [llama, qwen]
 session_header: x-user
 decisions_kept: 7
 tenants_file: tenants.yaml
-admin_listen: 127.0.0.1:9001
 limits: {max_body_bytes: 8MiB, max_head_bytes: 32KiB, max_buffered_bytes: 1GB, max_requests_in_flight: 1,
          max_requests_per_engine: 2, max_idle_per_engine: 3, max_connections: 4}
 timeouts: {connect_seconds: 1, first_byte_seconds: 2, idle_seconds: 3, request_seconds: 4, client_idle_seconds: 5,
@@ -96,7 +95,6 @@ def whole(folder: Path) -> RouterConfig:
         session_header="x-user",
         decisions_kept=7,
         tenants_file=folder / "tenants.yaml",
-        admin_listen="127.0.0.1:9001",
         limits=Limits(8 * MIB, 32 * 1024, 10**9, 1, 2, 3, 4),
         timeouts=Timeouts(1, 2, 3, 4, 5, 6, 7, 0.25),
         health=HealthChecks(1.5, 2.5, 4, 5),

@@ -27,6 +27,7 @@ from kvhearth.router.engines import Engine, Fleet, Target
 from kvhearth.router.exchange import Exchange
 from kvhearth.router.headers import HeaderLines
 from kvhearth.router.instruments import Instruments
+from kvhearth.router.operator import OperatorPages, is_for_operator
 from kvhearth.router.pages import FOR_OPERATORS, Pages
 from kvhearth.router.prefill import PrefillFirst
 from kvhearth.router.reload import Reloader
@@ -110,6 +111,7 @@ class Router:
         key = config.engine_key
         self.engine_authorization = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
         self._pages = Pages(self, decisions)
+        self._operators = OperatorPages(self.fleet)
         self.discovery = Discovery(config.discovery, static_members(config))
         self.reloader = Reloader(config_file, reread or (lambda: config), self.reconfigure, config)
         self._reloading: asyncio.Task[None] | None = None
@@ -353,7 +355,10 @@ class Router:
 
     def refuse_head(self, request: Request, headers: HeaderLines) -> replies.Reply | None:
         """Why a request is refused before its body is read, or None."""
-        if self.tenants is not None:
+        if self._operator is not None and is_for_operator(request.path):
+            if not self._is_operator(headers):
+                return _unauthorized("this route wants the operator's key")
+        elif self.tenants is not None:
             request.tenant = self._tenant(self.tenants, headers)
             open_to_it = request.path == b"/health" or (request.path in FOR_OPERATORS and self._is_operator(headers))
             if request.tenant is None and not open_to_it:
@@ -395,6 +400,9 @@ class Router:
         try:
             if request.method == b"POST" and self._is_forwarded(request.path):
                 return self.dispatcher.forward(client, request)
+            if self._operator is not None and is_for_operator(request.path):
+                client.answer(self._operators.page(request), request)
+                return None
             client.answer(self._pages.page(request, is_forwarded=self._is_forwarded(request.path)), request)
         except Refused as refused:
             self._refuse(client, request, refused)

@@ -12,7 +12,7 @@ from kvhearth.errors import UserError
 from kvhearth.router.config.bounds import HealthChecks, Limits, Queueing, Resilience, Timeouts
 from kvhearth.router.config.fleet import Disaggregation, Discovery, Tls
 from kvhearth.router.config.kv import KvSettings
-from kvhearth.router.config.parsing import Role, check_name, is_loopback, parse_engine_url, parse_listen, says
+from kvhearth.router.config.parsing import Role, check_name, is_loopback, parse_engine_url, says
 from kvhearth.routing.policies.kv_aware import KvAware
 from kvhearth.routing.policies.prefix import Prefix, PrefixSettings
 from kvhearth.routing.registry import POLICY_NAMES
@@ -40,7 +40,8 @@ class RouterConfig:
             on to the engine, and health checks send it too: one key for the fleet.
         engine_key: with ``tenants_file``: what engines want as bearer token, sent instead of the tenant's key.
         salt_secret: what isolated tenants' cache salts are made from.
-        admin_key: what the admin port wants as bearer token; beyond loopback it must.
+        admin_key: the operator's bearer token: opens ``/engines``, and where there are tenants ``/metrics`` and
+            ``/debug/decision``.
 
     Raises:
         UserError: a value is impossible, or the listener would be open to others without a key.
@@ -91,13 +92,9 @@ class RouterConfig:
             "YAML file of tenants: their keys' digests and limits. Read again when it changes.", restart=True
         ),
     )
-    admin_listen: str = field(
-        default="",
-        metadata=says("host:port of the admin port; beyond loopback it wants a key. Empty: none.", restart=True),
-    )
     api_key: str | None = field(default=None, repr=False, metadata=says("Key that clients must send.", restart=True))
     engine_key: str | None = field(default=None, repr=False, metadata=says("Key that engines want.", restart=True))
-    admin_key: str | None = field(default=None, repr=False, metadata=says("Key of the admin port.", restart=True))
+    admin_key: str | None = field(default=None, repr=False, metadata=says("Key of the operator.", restart=True))
     salt_secret: bytes = field(default=b"", repr=False, metadata=says("Secret of tenants' cache salts.", restart=True))
 
     def __post_init__(self) -> None:
@@ -149,11 +146,6 @@ class RouterConfig:
                 where="listen",
                 remedy="set KVHEARTH_ROUTER_API_KEY, an API key file or a tenants file, or listen on 127.0.0.1",
             )
-        if self.admin_listen:
-            host, _ = parse_listen(self.admin_listen)
-            if self.admin_key is None and not is_loopback(host):
-                remedy = "set KVHEARTH_ROUTER_ADMIN_KEY, or listen on 127.0.0.1"
-                raise UserError(f"{host} is reachable from other machines", where="admin_listen", remedy=remedy)
 
     def _check_names(self, engines: set[str]) -> None:
         named_engines: tuple[tuple[str, Mapping[str, object]], ...] = (
