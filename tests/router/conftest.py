@@ -262,10 +262,10 @@ class LoopThread:
 class RunningRouter:
     """A router on its own thread, and what a test asks it over HTTP."""
 
-    def __init__(self, lab: Lab, config: RouterConfig) -> None:
+    def __init__(self, lab: Lab, config: RouterConfig, **more) -> None:
         self.lab = lab
         self.config = config
-        self.inner = Router(config)
+        self.inner = Router(config, **more)
         self.host, self.port = lab.router_loop.run(self.inner.start())
 
     @property
