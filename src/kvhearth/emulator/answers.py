@@ -128,6 +128,7 @@ class Call:
         self.stream = generation.stream
         self.options = generation.options
         self.max_tokens = generation.max_tokens
+        self.await_seconds = generation.await_seconds
         self.error: str | None = None
         self.gone = False
         self._wake = asyncio.Event()

@@ -103,6 +103,8 @@ class EngineLoop:
             answer.arrival_ns = now_ns
             self._open[answer.request.request_id] = answer
             self._open_tokens += answer.tokens
+            if call.await_seconds:
+                self.transfers.promised(answer.request.request_id, now_ns + int(call.await_seconds * SECOND_NS))
             self._arrivals.append(answer)
         self._news.set()
 

@@ -16,6 +16,9 @@ import msgspec
 from kvhearth.emulator.vllm_hashes import Adapter
 from kvhearth.engine.tokens import VOCAB_SIZE, encode, prompt_seed
 
+LONGEST_AWAIT_SECONDS = 60.0
+"""A promise of chunks that is longer is ignored, as the connector does."""
+
 MAX_PROMPTS = 128
 _DEFAULT_COMPLETION_TOKENS = 16
 _NATURAL_TOKENS = (32, 512)
@@ -48,6 +51,7 @@ class _Body(msgspec.Struct):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    kv_transfer_params: Any = None
     n: int | None = None
     best_of: int | None = None
     stop: Any = None
@@ -124,6 +128,7 @@ class Generation:
     """One call to a generating endpoint.
 
     ``model`` is what the client called it, ``max_tokens`` the parameter as given, for the histogram of it.
+    ``await_seconds`` is how long the chunks of the prompt are awaited that another engine promised to the store.
     """
 
     chat: bool
@@ -134,6 +139,7 @@ class Generation:
     options: StreamOptions
     salt: str
     max_tokens: int | None
+    await_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,4 +332,24 @@ def _generation(
 ) -> Generation:
     options = body.stream_options or StreamOptions()
     model, adapter = body.model or limits.name, _adapter(body.model, limits)
-    return Generation(chat, model, adapter, prompts, bool(body.stream), options, body.cache_salt or "", max_tokens)
+    return Generation(
+        chat,
+        model,
+        adapter,
+        prompts,
+        bool(body.stream),
+        options,
+        body.cache_salt or "",
+        max_tokens,
+        _await_seconds(body.kv_transfer_params),
+    )
+
+
+def _await_seconds(params: Any) -> float:
+    """As the connector reads it: what makes no sense there is ignored."""
+    asked = params.get("kvhearth") if isinstance(params, dict) else None
+    if not isinstance(asked, dict) or not asked.get("await_tokens"):
+        return 0.0
+    seconds: Any = asked.get("await_seconds")
+    right = type(seconds) in (int, float) and 0 <= seconds <= LONGEST_AWAIT_SECONDS
+    return float(seconds) if right else 0.0

@@ -15,6 +15,9 @@ from kvhearth.emulator.store_io import Reply, StoreIo
 from kvhearth.engine.links import ModelledLinks
 from kvhearth.engine.ports import Job, JobDone, JobKind
 
+RECHECK_NS = 5_000_000
+"""Between two questions for chunks that were promised, as the connector asks."""
+
 
 class _Waiting(NamedTuple):
     """What is under way: its modelled end and, if the store takes part, the store's reply."""
@@ -62,6 +65,7 @@ class EngineTransfers:
         self._loads_from_ns = 0
         self._lookups: dict[tuple[str, tuple[int, ...]], _Lookup] = {}
         self._found: dict[str, dict[tuple[int, ...], int]] = {}
+        self._promised: dict[str, int] = {}
         self._started: dict[int, int] = {}
 
     def wake_with(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
@@ -72,6 +76,12 @@ class EngineTransfers:
                 loop.call_soon_threadsafe(news.set)
 
             self._store.notify = notify
+
+    def promised(self, request_id: str, until_ns: int) -> None:
+        """Another engine is putting this request's chunks into the store: they are asked for again until then."""
+        if self._store is not None:
+            self._promised = {name: until for name, until in self._promised.items() if until > self._now_ns}
+            self._promised[request_id] = until_ns
 
     def begin_step(self, now_ns: int) -> None:
         """A step begins at this emulated time: everything over by then is what the engine may learn in it."""
@@ -131,6 +141,7 @@ class EngineTransfers:
     def forget(self, request_id: str) -> None:
         """See `kvhearth.engine.ports.Transfers`."""
         self._found.pop(request_id, None)
+        self._promised.pop(request_id, None)
         for asked in [asked for asked in self._lookups if asked[0] == request_id]:
             del self._lookups[asked]
 
@@ -156,6 +167,10 @@ class EngineTransfers:
             self._on_job(job, waiting.modelled_ns - self._started.pop(job.job_id))
             self._done.append(JobDone(job.job_id, keys_ok))
 
+    def _store_match(self, keys: Sequence[int]) -> Reply:
+        assert self._store is not None  # noqa: S101 - without one nothing is looked up
+        return self._store.match(keys)
+
     def _answer(self, now_ns: int) -> None:
         for (request_id, keys), lookup in list(self._lookups.items()):
             end_ns = lookup.end_ns()
@@ -163,4 +178,8 @@ class EngineTransfers:
                 del self._lookups[request_id, keys]
                 self.store_lag_ns += end_ns - lookup.modelled_ns
                 self.store_read_lag_ns += end_ns - lookup.modelled_ns
-                self._found.setdefault(request_id, {})[keys] = lookup.reply.count
+                if lookup.reply.count < len(keys) and now_ns < self._promised.get(request_id, 0):
+                    again_ns = self._links.lookup_ns(now_ns + RECHECK_NS)
+                    self._lookups[request_id, keys] = _Lookup(again_ns, self._store_match(keys))
+                else:
+                    self._found.setdefault(request_id, {})[keys] = lookup.reply.count

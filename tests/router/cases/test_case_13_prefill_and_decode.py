@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 
+from kvhearth.emulator.store_io import StoreIo
+from kvhearth.engine import OffloadMode
 from kvhearth.router.config import Disaggregation, Limits
+from kvhearth.store.server.config import StoreConfig
+from kvhearth.store.server.server import StoreServer
 
 LONG = "word " * 2000
 ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 2001, "completion_tokens": 1}}).encode()
@@ -166,3 +171,86 @@ def test_any_number_of_each_serves_many_at_once(lab, prefill, decode):
         assert all(engine.requests for engine in engines)
     promised = [json.loads(r.body)["kv_transfer_params"] for engine in decoders for r in engine.requests]
     assert all(params["kvhearth"]["await_tokens"] == 2001 for params in promised)
+
+
+BLOCK, BLOCKS_PER_CHUNK, REQUESTS = 16, 4, 24
+CHUNK = BLOCK * BLOCKS_PER_CHUNK
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Address of a store."""
+    server = StoreServer(StoreConfig(64 << 20, listen=None, unix=tmp_path / "store", max_items=50_000)).start()
+    yield f"unix:{tmp_path / 'store'}"
+    server.stop()
+
+
+def decode_hits(engines) -> tuple[float, float]:
+    """Prompt tokens that these engines took from the store, and those that they computed."""
+    counters = [engine.http.get("/emulator/state").json()["counters"] for engine in engines]
+    return sum(c["prompt_tokens_store"] for c in counters), sum(c["prompt_tokens_compute"] for c in counters)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (2, 2), (1, 3)])
+def test_what_prefill_computed_decode_takes_from_the_store_under_load(emulate, store, monkeypatch, prefill, decode):
+    """Puts are slow, so that a decode comes before the chunks that it was promised; it waits for them."""
+    slow = StoreIo._put
+
+    def put(self, client, keys):
+        time.sleep(0.02)
+        return slow(self, client, keys)
+
+    monkeypatch.setattr(StoreIo, "_put", put)
+    roles = {f"e{number}": "prefill" if number < prefill else "decode" for number in range(prefill + decode)}
+    fleet = emulate(
+        prefill + decode,
+        options={"policy": "least-loaded", "roles": roles, "disaggregation": Disaggregation(local_prefill_tokens=64)},
+        offload_mode=OffloadMode.SHARED,
+        store=store,
+        store_deadline_seconds=5.0,
+        blocks_per_chunk=BLOCKS_PER_CHUNK,
+        dram_bytes=1 << 30,
+        num_gpu_blocks_override=4097,
+        time_scale=2.0,
+    )
+    answers: dict[int, tuple[int, dict]] = {}
+
+    def client(numbers) -> None:
+        wire = fleet.router.wire()
+        for number in numbers:
+            prompt = f"{number} " + f"{number * 7919} word " * 300
+            wire.post(json.dumps({"model": "m", "prompt": prompt, "max_tokens": 4}).encode())
+            status, _, body = wire.response()
+            answers[number] = (status, json.loads(body))
+
+    threads = [threading.Thread(target=client, args=(range(start, REQUESTS, 4),)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [status for status, _ in answers.values()] == [200] * REQUESTS
+    usages = [answer["usage"] for _, answer in answers.values()]
+    assert all(usage["completion_tokens"] == 4 for usage in usages)
+    restorable = sum(usage["prompt_tokens"] // CHUNK * CHUNK for usage in usages)
+    from_store, computed = decode_hits(fleet.engines[prefill:])
+    assert from_store >= 0.99 * restorable
+    assert computed <= sum(usage["prompt_tokens"] for usage in usages) - 0.99 * restorable
+    assert fleet.router.metric("kvhearth_router_prefills_total", outcome="done") == REQUESTS
+
+
+def test_a_promise_that_is_not_kept_delays_a_decode_and_no_more(emulate, store):
+    fleet = emulate(
+        1,
+        options={"policy": "round-robin"},
+        offload_mode=OffloadMode.SHARED,
+        store=store,
+        blocks_per_chunk=BLOCKS_PER_CHUNK,
+        time_scale=1.0,
+    )
+    wire = fleet.router.wire()
+    body = {"model": "m", "prompt": "word " * 300, "max_tokens": 2}
+    promise = {"kvhearth": {"await_tokens": 1500, "await_seconds": 0.5}}
+    started = time.monotonic()
+    wire.post(json.dumps({**body, "kv_transfer_params": promise}).encode())
+    assert wire.response()[0] == 200
+    assert time.monotonic() - started >= 0.45

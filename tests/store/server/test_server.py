@@ -473,7 +473,7 @@ def test_a_stopped_server_has_let_go_of_everything(start_store: Callable[..., St
         store.stop()
         assert read_to_end(sock) == b""
     assert not list(tmp_path.iterdir())
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of an earlier test may have ended meanwhile
     start_store(listen=f"127.0.0.1:{port}")
 
 
