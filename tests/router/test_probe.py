@@ -13,7 +13,7 @@ import pytest
 
 from kvhearth.router.config import HealthChecks, Limits, Resilience
 from kvhearth.router.discovery.member import Member
-from kvhearth.router.engines import Fleet
+from kvhearth.router.fleet import Fleet
 from kvhearth.router.probe import LoadProbe, Probe, ProbeFailed, read_load
 
 CHECKS = HealthChecks(interval_seconds=1000, deadline_seconds=0.2, failures_to_down=3, models_every=2)

@@ -61,7 +61,7 @@ def test_a_new_request_does_not_overtake_those_who_wait(lab):
     router, engines, wires = busy(lab, 2)
     wires += [queue(lab, router, f"w{number}") for number in range(3)]
     for engine in engines:
-        engine.let_go(3)
+        engine.let_go(5)
     assert [wire.response()[0] for wire in wires] == [200] * 5
 
 

@@ -146,7 +146,7 @@ def test_an_engine_that_comes_back_under_load_is_not_flooded(lab):
     for wire in wires[10:]:
         wire.prompt()
     lab.until(lambda: warm.serving + cold.serving == 20)
-    assert cold.serving <= 4
+    assert cold.serving <= 6, "of ten, which least-loaded would all send there"
     warm.let_go(20)
     cold.let_go(20)
     assert [wire.response()[0] for wire in wires] == [200] * 20

@@ -29,8 +29,9 @@ from kvhearth.store.open import members_of
 
 if TYPE_CHECKING:
     from kvhearth.router.config import KvSettings, RouterConfig
-    from kvhearth.router.engines import Engine, Fleet
+    from kvhearth.router.engines import Engine
     from kvhearth.router.exchange import Exchange
+    from kvhearth.router.fleet import Fleet
     from kvhearth.router.tokens.local import LocalTokenizer
 
 log = logging.getLogger(__name__)

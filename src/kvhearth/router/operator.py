@@ -17,7 +17,8 @@ from kvhearth.router.replies import Refused
 
 if TYPE_CHECKING:
     from kvhearth.router.client import Request
-    from kvhearth.router.engines import Engine, Fleet
+    from kvhearth.router.engines import Engine
+    from kvhearth.router.fleet import Fleet
 
 PREFIX = b"/engines"
 

@@ -14,7 +14,8 @@ import httptools
 import msgspec
 
 from kvhearth.router.config import HealthChecks
-from kvhearth.router.engines import Engine, Fleet
+from kvhearth.router.engines import Engine
+from kvhearth.router.fleet import Fleet
 
 log = logging.getLogger(__name__)
 

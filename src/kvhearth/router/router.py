@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hmac
 import logging
 import signal
 import time
@@ -17,23 +16,25 @@ from urllib.parse import unquote_to_bytes
 from kvhearth.errors import UserError
 from kvhearth.metrics import MetricFamily, Registry
 from kvhearth.router import replies
+from kvhearth.router.access import Access
 from kvhearth.router.client import ClientConnection, Request
 from kvhearth.router.config import RouterConfig
 from kvhearth.router.decisions import DecisionLog
 from kvhearth.router.discovery.discovery import Discovery
 from kvhearth.router.discovery.member import Member
 from kvhearth.router.dispatch import Dispatcher
-from kvhearth.router.engines import Engine, Fleet, Target
+from kvhearth.router.engines import Engine, Target
 from kvhearth.router.exchange import Exchange
+from kvhearth.router.fleet import Fleet
 from kvhearth.router.headers import HeaderLines
 from kvhearth.router.instruments import Instruments
-from kvhearth.router.operator import OperatorPages, is_for_operator
-from kvhearth.router.pages import FOR_OPERATORS, Pages
+from kvhearth.router.operator import OperatorPages
+from kvhearth.router.pages import Pages
 from kvhearth.router.prefill import PrefillFirst
 from kvhearth.router.reload import Reloader
 from kvhearth.router.replies import Refused
 from kvhearth.router.retries import RetryBudget
-from kvhearth.router.tenants import Tenant, Tenants
+from kvhearth.router.tenants import Tenants
 from kvhearth.router.tls import engines_tls, listener_tls
 from kvhearth.router.waiting import WaitingRoom
 from kvhearth.router.watches import Watches
@@ -60,9 +61,6 @@ LISTEN_BACKLOG = 4096
 
 LOOK_SECONDS = 1.0
 """How often files are looked at for changes."""
-
-NOT_FROM_TENANTS = frozenset({b"authorization", b"x-api-key", b"x-vllm-priority"})
-"""A tenant's key is for the router, and engines get their own; its place in an engine's queue is not for it to say."""
 
 
 class Router:
@@ -106,10 +104,7 @@ class Router:
         self._refreshing = False
         self._ending: set[asyncio.Task[None]] = set()
         self._next_look = 0.0
-        self._bearer = None if config.api_key is None else f"Bearer {config.api_key}".encode()
-        self._operator = None if config.admin_key is None else f"Bearer {config.admin_key}".encode()
-        key = config.engine_key
-        self.engine_authorization = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
+        self._access = Access(config, self.tenants)
         self._pages = Pages(self, decisions)
         self._operators = OperatorPages(self.fleet)
         self.discovery = Discovery(config.discovery, static_members(config))
@@ -355,31 +350,10 @@ class Router:
 
     def refuse_head(self, request: Request, headers: HeaderLines) -> replies.Reply | None:
         """Why a request is refused before its body is read, or None."""
-        if self._operator is not None and is_for_operator(request.path):
-            if not self._is_operator(headers):
-                return _unauthorized("this route wants the operator's key")
-        elif self.tenants is not None:
-            request.tenant = self._tenant(self.tenants, headers)
-            open_to_it = request.path == b"/health" or (request.path in FOR_OPERATORS and self._is_operator(headers))
-            if request.tenant is None and not open_to_it:
-                return _unauthorized("this router knows no such API key")
-            request.forwarded = headers.forwarded(without=NOT_FROM_TENANTS) + self.engine_authorization
-        elif self._bearer is not None and request.path != b"/health":
-            given = headers.first(b"authorization") or b""
-            if not hmac.compare_digest(given, self._bearer):
-                return _unauthorized("this router wants its API key")
+        refusal = self._access.refuse(request, headers)
+        if refusal is not None:
+            return refusal
         return self.refuse_body(int(headers.taken.get(b"content-length", b"0")), held=False)
-
-    def _is_operator(self, headers: HeaderLines) -> bool:
-        given = headers.first(b"authorization") or b""
-        return self._operator is not None and hmac.compare_digest(given, self._operator)
-
-    def _tenant(self, tenants: Tenants, headers: HeaderLines) -> Tenant | None:
-        authorization = headers.first(b"authorization")
-        if authorization is not None:
-            return tenants.authenticate(authorization)
-        key = headers.first(b"x-api-key")  # as Anthropic's clients send it
-        return None if key is None else tenants.by_key(key)
 
     def refuse_body(self, nbytes: int, *, held: bool = True) -> replies.Reply | None:
         """Why a body of (so far, when ``held``) that many bytes is refused, or None."""
@@ -400,7 +374,7 @@ class Router:
         try:
             if request.method == b"POST" and self._is_forwarded(request.path):
                 return self.dispatcher.forward(client, request)
-            if self._operator is not None and is_for_operator(request.path):
+            if self._access.is_operators(request.path):
                 client.answer(self._operators.page(request), request)
                 return None
             client.answer(self._pages.page(request, is_forwarded=self._is_forwarded(request.path)), request)
@@ -441,11 +415,6 @@ def static_members(config: RouterConfig) -> list[Member]:
         )
         for name, url in config.engines
     ]
-
-
-def _unauthorized(message: str) -> replies.Reply:
-    message += ": send Authorization: Bearer <key>"
-    return replies.error(401, message, "invalid_api_key", extra=b"www-authenticate: Bearer\r\n")
 
 
 def _kv_routing(config: RouterConfig, registry: Registry) -> KvRouting:

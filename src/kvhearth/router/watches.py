@@ -9,7 +9,8 @@ from kvhearth.router.probe import LoadProbe, Probe
 
 if TYPE_CHECKING:
     from kvhearth.router.config import RouterConfig
-    from kvhearth.router.engines import Engine, Fleet
+    from kvhearth.router.engines import Engine
+    from kvhearth.router.fleet import Fleet
     from kvhearth.router.instruments import Instruments
 
 

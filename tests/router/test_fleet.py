@@ -6,7 +6,8 @@ import pytest
 
 from kvhearth.router.config import Limits, Resilience
 from kvhearth.router.discovery.member import Member
-from kvhearth.router.engines import MOST_REMEMBERED, Engine, Fleet, Target
+from kvhearth.router.engines import Engine, Target
+from kvhearth.router.fleet import MOST_REMEMBERED, Fleet
 
 RESILIENCE = Resilience(failures_to_open=2, open_seconds=1.0, slow_start_seconds=10.0)
 CARDS = [{"id": "m"}]
@@ -215,3 +216,9 @@ def test_whoever_waits_hears_of_room(fleet, heard):
     fleet.mark_up(fleet.engine("e0"), [{"id": "m"}, {"id": "l", "parent": "m"}], now=1.0)
     assert heard.rooms == before + 1
     assert fleet.is_adapter("l")
+
+
+def test_an_adapter_is_no_second_model_for_those_who_name_none(fleet):
+    fleet.mark_up(fleet.engine("e0"), [{"id": "m"}, {"id": "lora", "parent": "m"}], now=1.0)
+    assert fleet.models() == ["m"]
+    assert names(fleet.serving("lora")) == ["e0"]
