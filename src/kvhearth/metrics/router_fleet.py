@@ -53,3 +53,15 @@ QUEUE_SECONDS = Metric(
     "From a complete request to its being sent, for those that had to wait for an engine.",
     ("model",),
 )
+CONFIG_GENERATION = Metric(
+    "kvhearth_router_config_generation",
+    Kind.GAUGE,
+    "",
+    "Configurations that have been in force, this one included.",
+)
+CONFIG_FAILURES = Metric(
+    "kvhearth_router_config_failures",
+    Kind.COUNTER,
+    "",
+    "Times a changed configuration could not be used; the one before stays in force.",
+)

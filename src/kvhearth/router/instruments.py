@@ -163,6 +163,8 @@ class Instruments:
         capacity = [((engine.name,), float(engine.capacity.most)) for engine in engines]
         yield MetricFamily(fleet_names.ENGINE_CAPACITY, capacity)
         yield MetricFamily(fleet_names.RETRIES_SAVED, [((), router.retries.saved)])
+        yield MetricFamily(fleet_names.CONFIG_GENERATION, [((), float(router.reloader.generation))])
+        yield MetricFamily(fleet_names.CONFIG_FAILURES, [((), float(router.reloader.failures))])
         waiting = router.waiting
         queued = [((model,), float(waiting.waiting_for(model))) for model in waiting.models()]
         yield MetricFamily(fleet_names.QUEUED_REQUESTS, queued)

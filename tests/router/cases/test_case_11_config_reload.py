@@ -65,6 +65,8 @@ def test_a_broken_file_changes_nothing_and_the_next_good_one_counts(lab, configu
     configured.write(broken)
     lab.until(lambda: reloader.failures == 1, "the broken file was looked at")
     assert reloader.last_error
+    assert router.metric("kvhearth_router_config_failures_total") == 1
+    assert router.metric("kvhearth_router_config_generation") == 1
     probes = first.probes
     lab.until(lambda: first.probes > probes + 3, "health checks go on")
     assert post(router) == 200
@@ -74,6 +76,7 @@ def test_a_broken_file_changes_nothing_and_the_next_good_one_counts(lab, configu
     assert len(second.requests) == 2
     assert post(router, prompt="x" * 200) == 413
     assert reloader.last_error == ""
+    assert router.metric("kvhearth_router_config_generation") == 2
 
 
 def test_an_engine_that_a_new_file_leaves_out_ends_what_it_has(lab, configured):
