@@ -71,9 +71,7 @@ class Timeouts:
         default=4.0,
         metadata=says("An engine connection is kept that long for reuse; uvicorn, and so vLLM, closes it after 5 s."),
     )
-    drain_seconds: float = field(
-        default=10.0, metadata=says("For requests in flight when the router stops, or an engine leaves for good.")
-    )
+    drain_seconds: float = field(default=10.0, metadata=says("For requests in flight when the router stops."))
     sweep_seconds: float = field(default=0.1, metadata=says("How often deadlines are looked at."))
 
     def __post_init__(self) -> None:
